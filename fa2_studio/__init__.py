@@ -1,1 +1,1 @@
-"""What only a checkout needs: the benchmark suites, the book and its site, the course, and other projects' tests."""
+"""The parts that only a checkout needs: benchmark suites, the book and its site, the course, and third-party tests."""

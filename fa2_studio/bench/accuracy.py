@@ -1,4 +1,4 @@
-"""The suite `accuracy`: each implementation's errors of O, dQ, dK and dV against float64, on three kinds of inputs."""
+"""The suite `accuracy`: each implementation's errors in O, dQ, dK and dV against float64, for three kinds of inputs."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -30,7 +30,7 @@ def normal_inputs(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor
 
 
 def inputs_with_outliers(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Return normal inputs in which one number in a thousand has another number from N(0, 100) added to it."""
+    """Return normal inputs in which random values from N(0, 100) are added to one in a thousand elements."""
 
     def some(x: torch.Tensor) -> torch.Tensor:
         far = torch.rand(x.shape, device=draw.device, generator=draw) < 1e-3
@@ -65,7 +65,7 @@ def grid() -> list[Problem]:
 
 
 def run() -> Plan:
-    """Plan a row for each problem, kind of input and result (O, dQ, dK, dV)."""
+    """Plan one row for each combination of problem, kind of input and result (O, dQ, dK or dV)."""
     jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
     return Plan(Record("accuracy", environment(), PROTOCOL), jobs)
 
@@ -82,7 +82,7 @@ def row(problem: Problem, part: str, kind: str) -> Measurement:
 def errors_of_implementations(
     problem: Problem, kind: str, names: Sequence[str] = implementations.names("grid")
 ) -> tuple[dict, dict]:
-    """Return {implementation: {result: error}}, and {implementation: reason why it has no errors}."""
+    """Return {implementation: {result: error}}, and {implementation: reason} for those that could not be measured."""
     draw = torch.Generator(default_device()).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))

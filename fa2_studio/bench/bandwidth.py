@@ -1,6 +1,6 @@
-"""The suite `bandwidth`: the most bytes per second that a GPU reads from shared memory, from L2 and from DRAM.
+"""The suite `bandwidth`: the bandwidths at which a GPU reads from shared memory, from L2 and from DRAM.
 
-It also has a call that only reads, to which other suites compare kernels.
+The module also provides a call that only reads, which other suites use as a baseline for kernels.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from fa2_studio.bench.compare import Plan, measure_ceilings
 from fa2_studio.bench.protocol import describe_rested_timing, measure
 from fa2_studio.bench.results import environment
 
-REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK counts numbers of four bytes, which each thread loads four at a time
-LOADS = 512  # the number of blocks that one worker reads
+REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK is a number of four-byte elements; each thread loads four of them at a time
+LOADS = 512  # number of blocks read by each worker
 SIZES = (8, 16, 24, 32, 48, 64, 128, 1024, 8192)  # MiB of the buffer
 IN_L2, IN_DRAM = 16, 8192
 STAGES, ROWS, COLUMNS, ROUNDS = 2, 64, 128, 4096
@@ -26,7 +26,7 @@ STAGES, ROWS, COLUMNS, ROUNDS = 2, 64, 128, 4096
 
 @triton.jit
 def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
-    """Read a buffer repeatedly with all workers, which take its blocks in turn. ".cg" bypasses the L1 cache."""
+    """Read a buffer repeatedly, dealing its blocks to the workers in turn. The modifier ".cg" bypasses the L1 cache."""
     worker, workers, lane = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in range(loads):
@@ -37,7 +37,7 @@ def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
 
 @gluon.jit
 def read_shared_kernel(out, rounds, STAGES: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Read shared memory repeatedly. Each warp reads whole rows of 512 bytes, so that there are no bank conflicts."""
+    """Read shared memory repeatedly. Each warp reads whole rows of 512 bytes, which avoids bank conflicts."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
@@ -53,7 +53,7 @@ def read_shared_kernel(out, rounds, STAGES: gl.constexpr, ROWS: gl.constexpr, CO
 
 
 def run() -> Plan:
-    """Measure the three bandwidths, and the speed for each size of the buffer, and return the finished record."""
+    """Measure the three bandwidths and the speed at each buffer size, and return the finished record."""
     SMs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     workers = 8 * SMs
     X = torch.zeros(max(SIZES) * 2**18, device="cuda")
@@ -84,8 +84,8 @@ def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
 def read_call(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
     """Return a call that reads X once and sums each block of `block` numbers. No kernel that reads X can be faster.
 
-    It launches one small program per block, so that the hardware balances the load. X has whole blocks of four-byte
-    numbers.
+    The call launches one small program per block, which lets the hardware balance the load. The size of X must be a
+    multiple of the block size, in four-byte numbers.
     """
     numbers = X.view(-1).view(torch.float32)
     blocks = numbers.numel() // block
@@ -99,12 +99,12 @@ def read_call(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
 
 
 def read_shared(SMs: int) -> Callable[[], object]:
-    """Return a call that reads shared memory with two workers per SM, so that one loads while the other adds."""
+    """Return a call that reads shared memory with two workers per SM, one of which can load while the other adds."""
     out = torch.empty(2 * SMs * ROWS * COLUMNS, device="cuda")
     sizes = dict(STAGES=STAGES, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
     return lambda: read_shared_kernel[(2 * SMs,)](out, ROUNDS, **sizes)
 
 
 def shared_bytes(SMs: int) -> int:
-    """Return the number of bytes that all workers of a call of `read_shared` read."""
+    """Return the number of bytes read by all workers during one call made by `read_shared`."""
     return 2 * SMs * ROUNDS * ROWS * COLUMNS * 4

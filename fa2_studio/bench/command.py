@@ -14,7 +14,7 @@ from fa2_studio.bench.registry import PARTS, SUITES
 
 
 def main(argv: list[str]) -> int:
-    """Run suites, print their tables and keep their records. After Ctrl-C, keep what there is and stop."""
+    """Run suites, print their tables and save their records. After Ctrl-C, save the rows measured so far and stop."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
         description="Measure the kernels and other implementations on this machine's GPU.",
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def check_arguments(names: list[str], how: dict) -> None:
-    """Raise ValueError for suites that do not exist or cannot run here, before anything is measured."""
+    """Raise ValueError if a suite does not exist or cannot run here, before anything is measured."""
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
@@ -80,7 +80,7 @@ def check_arguments(names: list[str], how: dict) -> None:
 
 
 def check_same_gpu(name: str, folder: Path, how: dict) -> None:
-    """Raise ValueError if the rows of a partial run would be joined to a record of another GPU."""
+    """Raise ValueError if a partial run would add its rows to a record from a different GPU."""
     if how.keys() - {"beside"} and path_of(name, folder).exists():
         from fa2_studio.bench.results import environment
 
@@ -106,7 +106,10 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
 
 
 def measure_suite(name: str, folder: Path, how: dict) -> int:
-    """Measure one suite and keep it. Return 0 if all is well, 1 if a result of ours was wrong, 130 after Ctrl-C."""
+    """Measure one suite and save its record.
+
+    Return 0 on success, 1 if a result of ours was wrong, or 130 after Ctrl-C.
+    """
     from fa2_studio.bench import record_page, results
     from fa2_studio.bench.compare import run_plan
 

@@ -1,4 +1,4 @@
-"""Time the implementations that give right answers, and note for each of the others why it has no time."""
+"""Time the implementations whose results are right, and record for each of the others why it was not timed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,9 +22,10 @@ from fa2_studio.bench.protocol import Timing, measure, result_or_reason
 from fa2_studio.bench.results import problem_text
 
 DIRECTIONS = ("forward", "backward")
-TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, where x is O, dQ, dK or dV; a wrong answer is far above
+# The largest ‖x − truth‖ / ‖truth‖ allowed in bf16, where x is O, dQ, dK or dV. Wrong results are far above it.
+TOLERANCE = 2e-2
 
-Prepared = Callable[[], object] | str  # the call to time, or the reason why there is none
+Prepared = Callable[[], object] | str  # the call to time, or the reason why it cannot be timed
 
 # A suite ------------------------------------------------------------------------------------------------------
 
@@ -38,9 +39,9 @@ class Plan(NamedTuple):
 
 
 def run_plan(plan: Plan, keep: Callable[[Record], object]) -> Record:
-    """Run the jobs under a progress bar. After Ctrl-C, keep what was measured so far, and list the rest as missing.
+    """Run the jobs under a progress bar. After Ctrl-C, keep the rows measured so far, and list the rest as missing.
 
-    `keep` gets the record after each row, so what it keeps survives even if the process is killed.
+    `keep` is called with the record after each row, so the rows that it saves survive even if the process is killed.
     """
     record, jobs = plan.record, [*plan.jobs, *plan.sustained]
     record.missing = [describe_job(job) for job in jobs]
@@ -56,19 +57,19 @@ def run_plan(plan: Plan, keep: Callable[[Record], object]) -> Record:
 
 
 def measure_or_report(job: partial) -> Measurement:
-    """Return a row, without numbers if the inputs and the check do not fit into memory or anything else fails."""
-    row = result_or_reason(job)  # so that a failure does not lose what was measured before
+    """Return a row, which has no numbers if the job fails, for example because the inputs do not fit into memory."""
+    row = result_or_reason(job)  # a failure must not lose the rows measured before
     return row_without_numbers(job, {"everybody": row}) if isinstance(row, str) else row
 
 
 def row_without_numbers(job: partial, failed: dict[str, str]) -> Measurement:
-    """Return the row of a job without numbers."""
+    """Return a job's row without any numbers."""
     problem, *direction = job.args
     return Measurement(problem.as_dict(), *(direction[:1] or ["forward"]), {}, failed)
 
 
 def describe_job(job: partial) -> str:
-    """Describe a job that was not reached in a few words."""
+    """Return a short description of a job that was not reached."""
     return problem_text(row_without_numbers(job, {}))
 
 
@@ -76,9 +77,9 @@ def describe_job(job: partial) -> str:
 
 
 def prepare_all(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
-    """Call each function and return {name: its result}, and {name: reason} for those that failed.
+    """Call each function, and return {name: result}, and {name: reason} for the functions that failed.
 
-    A function fails if it raises, or if it returns a text, which is then the reason.
+    A function fails if it raises an exception or returns a string. In the latter case, the string is the reason.
     """
     prepared = {name: result_or_reason(prepare) for name, prepare in prepares.items()}
     failed = {name: why for name, why in prepared.items() if isinstance(why, str)}
@@ -93,7 +94,7 @@ def compare(
     timing: Callable[[dict], dict] = measure,
     unit: str = "ms",
 ) -> Measurement:
-    """Time the implementations that give right answers, and return one row with all times and failures."""
+    """Time the implementations whose results are right, and return one row with all times and failures."""
     calls, failed = prepare_all(prepares)
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
@@ -106,7 +107,7 @@ def compare(
 def prepare_checked_calls(
     problem: Problem, direction: str, names: Sequence[str], tensors: TensorSequence
 ) -> dict[str, Callable]:
-    """Return {name: a function that prepares this implementation, checks its answer and returns the call to time}."""
+    """Return {name: function that prepares an implementation, checks its result and returns the call to time}."""
     mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
     truth = sampled_gradients(*tensors, **mask) if direction != "forward" else None
 
@@ -121,9 +122,9 @@ def prepare_checked_calls(
 
 
 def checked_call(attention: dense.Attend, tensors: TensorSequence, direction: str, errors: Callable) -> Prepared:
-    """Return the call to time, or how wrong its answer is by errors(O, gradients).
+    """Return the call to time, or the reason that its result is wrong according to errors(O, gradients).
 
-    If dO is among the tensors, the gradients are also checked.
+    If dO is among the tensors, the gradients are checked as well.
     """
     O, gradients = attention(*tensors[:3]), ()
     if len(tensors) == 4:
@@ -132,7 +133,7 @@ def checked_call(attention: dense.Attend, tensors: TensorSequence, direction: st
 
 
 def wrong_result_reason(errors: Sequence[float]) -> str:
-    """Return how wrong an answer is, or "" if it is right."""
+    """Return a message with the largest error if it exceeds TOLERANCE, or "" if the result is right."""
     most = largest_error(errors)
     return "" if most <= TOLERANCE else f"wrong: error {most:.1e}"
 
@@ -140,9 +141,9 @@ def wrong_result_reason(errors: Sequence[float]) -> str:
 def timed_call(
     attention: dense.Attend, direction: str, tensors: TensorSequence, O: torch.Tensor | None = None
 ) -> Callable:
-    """Return the call to time: the forward pass, the backward pass after a kept forward pass, or both."""
+    """Return the call to time: the forward pass, the backward pass of a stored forward pass, or both."""
     (q, k, v, *dO), (bare, context) = tensors, dense.call_and_context(attention)
-    free = [x.detach() for x in (q, k, v)]  # so that nothing is saved for a backward pass
+    free = [x.detach() for x in (q, k, v)]  # detached, so nothing is saved for a backward pass
     calls = dict(
         forward=lambda: bare(*free),
         backward=lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True),
@@ -152,7 +153,7 @@ def timed_call(
 
 
 def measure_ceilings() -> dict[str, float]:
-    """Return the speeds of a large matmul and of a large copy on this GPU in this run."""
+    """Measure the speed of a large matmul and of a large copy on this GPU, and return both."""
     (gemm, flops), (copy, moved) = dense.gemm_call(), dense.copy_call()
     timings = measure(dict(gemm=gemm, copy=copy))
     return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}

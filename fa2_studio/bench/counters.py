@@ -1,6 +1,6 @@
 """Read hardware counters for one call of each implementation, with NVIDIA's ncu.
 
-ncu runs and watches another process, `python -m MODULE PROBLEM NAME...`, whose module passes its calls to
+ncu runs and profiles a separate process, `python -m MODULE PROBLEM NAME...`, which makes its calls through
 `run_under_ncu`.
 """
 
@@ -16,14 +16,14 @@ import torch
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.protocol import warm_up
 
-SUMS = {  # counters that are summed over the kernels of a call
+SUMS = {  # counters summed over the kernels of a call
     "DRAM bytes read": "dram__bytes_read.sum",
     "DRAM bytes written": "dram__bytes_write.sum",
     "L2 bytes": "lts__t_bytes.sum",
     "shared-memory wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
     "exp and other special instructions": "smsp__inst_executed_pipe_xu.sum",
 }
-CYCLES = "SM cycles"  # weights the shares of cycles, if a call has several kernels
+CYCLES = "SM cycles"  # the weight of each kernel's shares if a call has several kernels
 STALLS = ("barrier", "gmma", "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle", "short_scoreboard",
           "sleeping", "wait")  # fmt: skip
 SHARES = {  # counters relative to a kernel's cycles
@@ -39,7 +39,7 @@ MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep, which runs before the
 def read_counters(
     module: str, problem: Problem, names: Sequence[str], timeout: int = 300
 ) -> dict[str, dict[str, float]]:
-    """Return {implementation: {metric: value over all kernels of one call}}. Raises RuntimeError if ncu fails."""
+    """Return {implementation: {metric: total over the kernels of one call}}. Raises RuntimeError if ncu fails."""
     watched = [sys.executable, "-m", module, json.dumps(problem.as_dict()), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
@@ -55,7 +55,7 @@ def read_counters(
 
 
 def totals_per_call(output: str) -> list[dict[str, float]]:
-    """Return the totals of each call in ncu's output, where a marker kernel is before each call's kernels.
+    """Return the totals of each call in ncu's output, in which a marker kernel precedes the kernels of each call.
 
     Counters that this GPU does not have are left out.
     """
@@ -71,7 +71,7 @@ def totals_per_call(output: str) -> list[dict[str, float]]:
 
 
 def totals_of_call(kernels: list[dict], units: dict) -> dict[str, float]:
-    """Return {metric: number} over the kernels of one call: sums, and averages of shares weighted by cycles."""
+    """Return {metric: number} for one call: counters summed over its kernels, and shares averaged by cycles."""
     sums = {}
     cycles = [counter_value(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
     for name, metric in METRICS.items():
@@ -85,7 +85,7 @@ def totals_of_call(kernels: list[dict], units: dict) -> dict[str, float]:
 
 
 def counter_value(kernel: dict, metric: str) -> float | None:
-    """Return a counter of one kernel, or None if this GPU does not have the counter."""
+    """Return the value of a counter for one kernel, or None if this GPU does not have the counter."""
     try:
         return float(kernel.get(metric, "").replace(",", ""))
     except ValueError:
@@ -93,9 +93,9 @@ def counter_value(kernel: dict, metric: str) -> float | None:
 
 
 def run_under_ncu(calls: dict[str, Callable], names: Sequence[str]) -> None:
-    """Call each contestant twice and let ncu watch the second calls."""
+    """Call each implementation twice, and let ncu profile the second calls."""
     for name in names:
-        if warm_up(calls[name], times=1):  # it fails: the timed rows give the reason
+        if warm_up(calls[name], times=1):  # if the call fails, the timed rows state the reason
             calls[name] = lambda: None
     torch.cuda.profiler.start()
     for name in names:

@@ -1,4 +1,4 @@
-"""The suite `decode`: one query over long caches, where the time depends on the bytes to read.
+"""The suite `decode`: one query with long caches, for which the time depends on the number of bytes to read.
 
 The caches are dense, paged or of different lengths, and the number of splits is chosen by the package or fixed.
 """
@@ -25,11 +25,12 @@ from fa2_studio.bench.problem import Problem, relative_distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, l2_reading_call, measure
 from fa2_studio.bench.results import environment
 
-ALONE = "reading alone"  # the name of a kernel that only reads all bytes of the cache
+ALONE = "reading alone"  # the name of a kernel that reads every byte of the cache and does nothing else
 PAGES = (16, 64, 256)  # page sizes in tokens
 FIXED = (1, 4, 16, 32)  # fixed numbers of splits
-ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs, too few for memory to be the limit; stages of their loop
-MORE = 3 * REPEATS  # more repetitions, since times differ by only a microsecond
+# The number of programs, too few to saturate memory, and the numbers of stages to try.
+ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)
+MORE = 3 * REPEATS  # more repetitions, because times differ by only a microsecond
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
 PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data to fill the L2 cache") + (
     " The *graph* rows show the same calls, replayed from a CUDA graph, and the *host* row shows the host time of one "
@@ -38,14 +39,14 @@ PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data t
 
 
 def grid() -> list[Problem]:
-    """Return problems with one query for 32 heads and caches of 34 MB to 2 GB, mostly with 8 K/V heads."""
+    """Return problems with one query, 32 query heads (mostly with 8 K/V heads), and caches of 34 MB to 2 GB."""
     shapes = [(1, 8192), (1, 32768), (1, 65536), (8, 16384), (32, 2048), (32, 8192)]
     few = [Problem(batch, 32, 8, 1, N, 128, causal=False) for batch, N in shapes]
     return [*few, Problem(4, 32, 32, 1, 16384, 128, causal=False), Problem(8, 32, 8, 1, 16384, 64, causal=False)]
 
 
 def run() -> Plan:
-    """Plan all rows, and measure the ceilings and both curves at once."""
+    """Plan all rows. The ceilings and both curves are measured immediately."""
     jobs = [partial(row_of_all_implementations, problem) for problem in grid()]
     jobs += [partial(row_of_all_implementations, problem, "graph") for problem in grid()]
     jobs += [partial(row_of_host_time, problem) for problem in grid()[:1]]
@@ -68,7 +69,7 @@ def run() -> Plan:
 
 
 def row_of_all_implementations(problem: Problem, what: str = "decode") -> Measurement:
-    """Return the row of all implementations on the same cache, and of a kernel that only reads it.
+    """Return the row that compares all implementations on the same cache with a kernel that only reads the cache.
 
     With what="graph", each call is replayed from a CUDA graph.
     """
@@ -104,7 +105,7 @@ def row_of_host_time(problem: Problem) -> Measurement:
 
 
 def row_of_page_sizes(problem: Problem) -> Measurement:
-    """Return the row of one cache as a dense tensor, and in shuffled pages of several sizes."""
+    """Return the row that compares a dense cache with the same cache in shuffled pages of several sizes."""
     from fa2_lab.api.attention import attention
     from fa2_lab.api.paged import attention_paged
 
@@ -123,7 +124,7 @@ def row_of_page_sizes(problem: Problem) -> Measurement:
 
 
 def shuffled_pages(k, v, page: int) -> tuple:
-    """Return (k_pages, v_pages, block_table) with the contents of a dense cache, in pages of random order."""
+    """Return (k_pages, v_pages, block_table) with the contents of a dense cache, stored in pages in random order."""
     batch, heads, N_k, d = k.shape
     count = batch * N_k // page
     table = torch.randperm(count, device=k.device).view(batch, -1)
@@ -134,9 +135,9 @@ def shuffled_pages(k, v, page: int) -> tuple:
 
 
 def row_of_uneven_lengths(problem: Problem) -> Measurement:
-    """Return the row of sequences with lengths from 1 to N_k, and of equal sequences of their mean length.
+    """Return the row that compares sequences of lengths 1 to N_k with sequences that all have the mean length.
 
-    Both have nearly the same number of keys in total.
+    Both batches have nearly the same total number of keys.
     """
     from fa2_lab.api.attention import attention
 
@@ -148,9 +149,9 @@ def row_of_uneven_lengths(problem: Problem) -> Measurement:
 
 
 def row_of_splits(problem: Problem) -> Measurement:
-    """Return the row with the number of splits that the package chooses, and with fixed numbers of splits.
+    """Return the row that compares the package's choice of the number of splits with fixed numbers of splits.
 
-    With a fixed number, the result of a sequence does not depend on the batch.
+    If the number of splits is fixed, a sequence's result does not depend on the batch.
     """
     from fa2_lab.api.attention import attention
 
@@ -178,7 +179,7 @@ def problem_fields(problem: Problem) -> dict:
 
 
 def curve_by_programs(problem: Problem) -> dict[str, list[float]]:
-    """Return a curve: the µs of a call for different numbers of programs, and the number that the package chooses."""
+    """Return a curve of the time in µs against the number of programs, and the number that the package chooses."""
     from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.decode import plan
 
@@ -193,7 +194,7 @@ def curve_by_programs(problem: Problem) -> dict[str, list[float]]:
 
 
 def curve_by_stages(problem: Problem) -> dict[str, list[float]]:
-    """Return a curve: the GB/s that each of eight programs reads, for different numbers of stages of its loop.
+    """Return a curve of the GB/s read by each of eight programs against the number of stages in their loop.
 
     With n stages, n − 1 tiles are being copied while the program computes.
     """

@@ -1,10 +1,10 @@
-"""Experiments with the rungs: the same kernels, launched differently, with the result expected before the timing.
+"""Experiments with the rungs: the same kernels, launched differently, with a prediction made before the measurement.
 
     forward("05 at 168 registers")(q, k, v, causal=True)
 
-A change names a constant of the rung's file, an argument of its kernel, or an option of the launch. In addition,
-`shared` reserves this number of bytes of shared memory, so that fewer programs fit on an SM. `fa2-lab bench ladder`
-times each experiment and the kernel with which it is compared.
+A change names a constant in the rung's file, an argument of its kernel, or an option of the launch. In addition,
+`shared` reserves this number of bytes of shared memory to reduce the number of programs that fit on an SM. `fa2-lab
+bench ladder` times each experiment and the kernel with which it is compared.
 """
 
 import re
@@ -17,19 +17,20 @@ from fa2_lab.records import Record
 from fa2_studio.bench import results
 from fa2_studio.bench.problem import Problem
 
-TWO = 110 * 1024  # bytes of shared memory per program with which two programs fit on an SM
+TWO = 110 * 1024  # bytes of shared memory per program that let two programs fit on an SM
 
 
 class Experiment(NamedTuple):
-    """One experiment and its question. `expected` has the prediction per shape (d, causal, heads of 4,096 tokens).
+    """An experiment and the question that it answers.
 
-    It is None for a shape without a prediction.
+    `expected` is {(d, causal, heads of 4,096 tokens): predicted ratio}, where the ratio is None if there is no
+    prediction.
     """
 
     changes: dict[str, Any]
     asks: str
     expected: dict[tuple[int, bool, int], float | None]  # the speed relative to `against`
-    against: str  # a rung, or an experiment by its name
+    against: str  # a rung, or the name of another experiment
     rung: str
 
 
@@ -40,7 +41,7 @@ SHAPES = {
     "causal 64": (64, True, 128),
     "few causal": (128, True, 8),
 }
-# name | what changes | the rung or experiment to compare with, else its own rung | what is expected where | question
+# name | change | rung or experiment to compare with (by default, the experiment's rung) | predictions | question
 TABLE = """
 # A third program on an SM, or the arithmetic?
 03 at 168 registers | maxnreg=168 | | full 1.21 |
@@ -96,7 +97,7 @@ TABLE = """
 
 
 def parse_experiment(line: str) -> tuple[str, Experiment]:
-    """Return the name and the experiment of a line of the table."""
+    """Parse a line of the table, and return the experiment's name and the experiment."""
     name, changes, over, expected, asks = map(str.strip, line.split("|"))
     pairs = (change.split("=") for change in changes.split(", "))
     launch_options = {key: TWO if value == "TWO" else literal_eval(value) for key, value in pairs}
@@ -107,16 +108,16 @@ def parse_experiment(line: str) -> tuple[str, Experiment]:
 
 
 EXPERIMENTS = dict(map(parse_experiment, re.findall(r"^[^#\n].*(?:\n    .*)?", TABLE, re.M)))
-WAVES = {  # rungs by heads of 4,096 tokens, d = 128, no mask: programs come in waves
-    "r02": (8, 12, 16, 24, 32),  # K and V of all heads at the same time: do they fit in L2?
+WAVES = {  # {rung: numbers of heads of 4,096 tokens}, for d = 128 without a mask, to show the waves of programs
+    "r02": (8, 12, 16, 24, 32),  # to see whether K and V of all heads fit in L2 at the same time
     **dict.fromkeys(("r03", "r05", "r07", "r09"), (1, 2, 4, 6, 8, 12, 16, 20)),
 }
 
 
 def forward_of(name: str) -> Callable:
-    """Return forward(q, k, v, causal) of an experiment or of a rung.
+    """Return the function forward(q, k, v, causal) of an experiment or of a rung.
 
-    An experiment changes a copy of its rung's module, so that the rung itself stays as it is.
+    An experiment changes a copy of its rung's module, which leaves the rung itself unchanged.
     """
     if name not in EXPERIMENTS:
         return ladder.load(name).forward
@@ -153,7 +154,7 @@ class AlteredKernel:
 
 
 def name_of_baseline(name: str) -> str:
-    """Return the full name of the rung or the name of the experiment with which an experiment is compared."""
+    """Return the full name of the rung, or the name of the experiment, that serves as an experiment's baseline."""
     other = EXPERIMENTS[name].against
     return other if other in EXPERIMENTS else ladder.find(other)
 
@@ -161,8 +162,7 @@ def name_of_baseline(name: str) -> str:
 def problems_to_time() -> dict[Problem, list[str]]:
     """Return {problem: names to time}.
 
-    The names are those of the experiments on this problem, each after the kernel with which it is compared, and of the
-    rungs in WAVES.
+    These are the names of the experiments on the problem, each preceded by its baseline, and of the rungs in WAVES.
     """
     names_of: dict[Problem, dict[str, None]] = {}
     for name, experiment in EXPERIMENTS.items():
@@ -177,7 +177,7 @@ def problems_to_time() -> dict[Problem, list[str]]:
 def problem_of(d: int, causal: bool, heads: int) -> Problem:
     """Return a problem with this number of heads of 4,096 tokens.
 
-    If the heads fill the GPU, they are those of four sequences, as in the ladder's table. Otherwise, they are of one.
+    If the heads fill the GPU, they belong to four sequences, as in the ladder's table. Otherwise, they belong to one.
     """
     filling = Problem.square(4096, d, causal)
     return filling if heads == filling.batch * filling.heads else Problem(1, heads, heads, 4096, 4096, d, causal)
@@ -187,14 +187,14 @@ def problem_of(d: int, causal: bool, heads: int) -> Problem:
 
 
 def ratio(record: Record, name: str, d: int, causal: bool, heads: int) -> float | None:
-    """Return an experiment's speed divided by that of the kernel it is compared with, or None if not measured."""
+    """Return the ratio of an experiment's speed to that of its baseline, or None if it was not measured."""
     problem, other = problem_of(d, causal, heads).as_dict(), name_of_baseline(name)
     rows = [row for row in record.rows if (row.direction, row.problem) == ("experiments", problem)]
     return next((row.ratio(name, other) for row in rows if {name, other} <= row.values.keys()), None)
 
 
 def table(record: Record) -> list[str]:
-    """Return a table with a line per experiment and shape: its question, the expected and the measured ratio."""
+    """Return a table with one line per experiment and shape: the question, the predicted and the measured ratio."""
     lines = []
     for name, experiment in EXPERIMENTS.items():
         for (d, causal, heads), expected in experiment.expected.items():

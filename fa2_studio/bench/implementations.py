@@ -1,4 +1,4 @@
-"""The implementations that are measured, in one table for all suites, pages and pictures."""
+"""The table of all measured implementations, which all suites, pages and pictures share."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from fa2_studio.bench.peers import dense, flex, hopper, packed
 from fa2_studio.bench.problem import Problem
 
 Prepare = Callable[[Problem], dense.Attend]
-SAME_BITS = " deterministic"  # ends the name of an implementation that must give the same bits in every call
+SAME_BITS = " deterministic"  # suffix for the name of an implementation that must be deterministic
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """How an implementation prepares each kind of call, and the suites of dense problems in which it takes part.
+    """An implementation: how to prepare each kind of call, and the suites of dense problems that include it.
 
-    A kind of call that it does not have is None. "grid" stands for every suite over a grid of problems, and "sustained"
-    for the same without pauses.
+    A field is None if the implementation does not support that kind of call. "grid" stands for every suite over a grid
+    of problems, and "sustained" stands for the same suites without pauses.
     """
 
     dense: Prepare | None = None
     suites: str = ""  # names of suites, separated by spaces
-    deterministic: Prepare | None = None  # only if the implementation has an argument for determinism
-    decode: Prepare | None = None  # only if it has another call for decoding than the dense one
+    deterministic: Prepare | None = None  # set only if the implementation has an argument for determinism
+    decode: Prepare | None = None  # set only if decoding uses a different call from the dense one
     packed: Callable | None = None
-    distribution: str = ""  # the installed package whose version a record names
-    compiles: bool = False  # whether it compiles for seconds per shape, which is then done before anything is timed
+    distribution: str = ""  # the installed package whose version is recorded
+    compiles: bool = False  # if compilation takes seconds per shape, it is done before anything is timed
 
 
 def dao(module: str, distribution: str, suites: str, **kinds) -> Implementation:
@@ -72,16 +72,16 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 
 
 def names(*suites: str) -> tuple[str, ...]:
-    """Return the names of those that take part in any of these suites.
+    """Return the names of the implementations that take part in any of these suites.
 
-    For "deterministic", each name is followed by the name with SAME_BITS.
+    For "deterministic", each name is followed by the same name with the suffix SAME_BITS.
     """
     chosen = [name for name, who in IMPLEMENTATIONS.items() if set(suites) & set(who.suites.split())]
     return tuple(name + mode for name in chosen for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
 
 
 def prepare(name: str, problem: Problem) -> dense.Attend:
-    """Return the attention of an implementation for a problem. It is deterministic if its name ends with SAME_BITS."""
+    """Return an implementation's attention function for a problem, deterministic if its name ends with SAME_BITS."""
     who = IMPLEMENTATIONS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):
         return (who.deterministic or dense.deterministic(who.dense))(problem)
@@ -89,10 +89,10 @@ def prepare(name: str, problem: Problem) -> dense.Attend:
 
 
 def preparing(kind: str) -> dict[str, Callable]:
-    """Return {name: value of the field `kind`} for all implementations in which the field is not empty."""
+    """Return {name: value of the field `kind`} for all implementations that set this field."""
     return {name: getattr(who, kind) for name, who in IMPLEMENTATIONS.items() if getattr(who, kind)}
 
 
 def peers(names: Iterable[str]) -> list[str]:
-    """Return the names that belong to other packages, in the order of the table."""
+    """Return those of the names that belong to other packages, in the order of the table."""
     return [name for name in IMPLEMENTATIONS if name in set(names) and not name.startswith("fa2_lab")]

@@ -22,20 +22,21 @@ from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, measure_sust
 from fa2_studio.bench.registry import PARTS
 from fa2_studio.bench.results import environment
 
-OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows for these rungs over N
+OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # rows that time these rungs over N have this direction
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
-WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
+# The problem with which the table begins, and for which the counters are read.
+MAIN = Problem.square(4096, 128, causal=False)
+WARPS = Problem.square(4096, 64, causal=False)  # the problem on which the side rungs s00 and s01 are timed
 
 
 def grid() -> list[Problem]:
-    """Return 16,384 tokens of hidden size 2,048 with both head dimensions and both masks, and eight heads alone."""
+    """Return problems with 16,384 tokens and hidden size 2,048, and problems with eight heads, for each d and mask."""
     squares = [Problem.square(4096, d, causal) for d in (128, 64) for causal in (False, True)]
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
 
 
 def names_to_time(problem: Problem) -> tuple[str, ...]:
-    """Return every rung, what attention() runs, and the other implementations."""
+    """Return the names of every rung and of the implementations in the suite, which include attention()."""
     return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + implementations.names("ladder")
 
 
@@ -48,7 +49,8 @@ COUNTED = {
 def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
     """Time every rung on every problem, run the experiments, and read the hardware counters.
 
-    `beside` is a file with one more implementation, forward(q, k, v, causal), which returns O, or O and more.
+    `beside` is a file that defines one more implementation, forward(q, k, v, causal), which returns O or a tuple that
+    begins with O.
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
     experiments_of = experiments.problems_to_time()
@@ -75,7 +77,7 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
 
 
 def call_once(name: str, problem: Problem) -> None:
-    """Call a rung or an experiment once, so that its compiled kernel is on disk when it is timed."""
+    """Call a rung or an experiment once, which stores its compiled kernel on disk before it is timed."""
     q, k, v, dO = (x.detach() for x in problem.tensors(grad=True))
     if name in ladder.BACKWARD:
         L = torch.zeros(q.shape[:3], device=q.device)
@@ -85,7 +87,7 @@ def call_once(name: str, problem: Problem) -> None:
 
 
 def forward_call(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Return a call of an implementation, a rung, an experiment or a file, which returns O."""
+    """Return a call that runs an implementation, a rung, an experiment or a file, and returns O."""
     if name in implementations.IMPLEMENTATIONS:
         return partial(implementations.prepare(name, problem), *tensors)
     forward = files.module_at(name).forward if isinstance(name, Path) else experiments.forward_of(name)
@@ -95,7 +97,7 @@ def forward_call(problem: Problem, name: str | Path, tensors: Sequence[torch.Ten
 def row(
     problem: Problem, direction: str, names: Sequence[str], beside: Path | None = None, timing: Callable = measure
 ) -> Measurement:
-    """Time rungs, experiments and implementations on one problem, in turn or each for a second."""
+    """Time rungs, experiments and implementations on one problem, alternating or each for a second."""
     tensors = problem.tensors()
     every = {name: name for name in names} | ({beside.stem: beside} if beside else {})
     makers = {name: partial(forward_call, problem, who, tensors) for name, who in every.items()}
@@ -126,7 +128,7 @@ def time_forward(
     error_of: Callable,
     timing: Callable = measure,
 ) -> Measurement:
-    """Time the call that each maker returns, after a check of its result, and return their row."""
+    """Check and time the calls that the functions in `makers` return, and return their row."""
 
     def checked(make: Callable[[], Callable]):
         call = make()
@@ -147,7 +149,7 @@ def counters_row(problem: Problem, rung: str) -> Measurement:
 
 @cache
 def counters_of(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
-    """Return {name: counters} for all names of COUNTED[problem], and "" or the reason why there are none."""
+    """Return ({name: counters}, "") for the names in COUNTED[problem], or ({}, reason) if ncu fails."""
     try:
         return counters.read_counters(__name__, problem, COUNTED[problem]), ""
     except RuntimeError as failure:

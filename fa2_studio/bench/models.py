@@ -1,6 +1,6 @@
-"""The suite `models`: a small model from Hugging Face's transformers, trained with each implementation of attention.
+"""The suite `models`: a small model from Hugging Face's transformers, trained once per attention implementation.
 
-The model is a Llama of two layers that reads the package's own sources byte by byte. All runs start with the same
+The model is a Llama with two layers that reads the package's own sources byte by byte. All runs start with the same
 weights and use the same batches, so their loss curves differ only by rounding.
 """
 
@@ -26,7 +26,7 @@ PROTOCOL = (
 
 
 def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
-    """Train the model with one implementation of attention, and return the loss of every step."""
+    """Train the model with one attention implementation, and return the loss after each step."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import fa2_lab.transformers  # noqa: F401 (registers itself)
@@ -40,7 +40,7 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
 
 
 def run() -> Plan:
-    """Train with each implementation that runs here, and return a finished record with the loss curves."""
+    """Train with each implementation that runs here, and return a finished record that contains the loss curves."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     curves, failed = prepare_all({name: partial(train, name, device) for name in NAMES})
     last = {name: curve[-1:] for name, curve in curves.items()}
@@ -50,7 +50,7 @@ def run() -> Plan:
 
 
 def table(curves: dict[str, list[float]]) -> str:
-    """Return a table with every tenth loss of each curve, and the curve's largest difference from the first curve."""
+    """Return a table with every tenth loss of each curve, and each curve's largest difference from the first curve."""
     first = next(iter(curves.values()))
     steps = range(0, len(first), 10)
     lines = [f"{'loss after step':16}" + "".join(f"{n:8}" for n in steps) + "   largest difference"]

@@ -1,4 +1,4 @@
-"""The suite `packed`: causal sequences of different lengths, either packed one after another or padded."""
+"""The suite `packed`: batches of causal sequences of different lengths, either packed or padded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ WHAT = (
 
 
 def grid(lengths: Sequence[int]) -> list[Problem]:
-    """Return problems with a hidden dimension of 2,048, in heads of d = 64 or d = 128."""
+    """Return problems with a hidden dimension of 2,048, divided into heads of d = 64 or d = 128."""
     N = max(lengths)
     return [Problem(len(lengths), 2048 // d, 2048 // d, N, N, d, causal=True) for d in (64, 128)]
 
@@ -49,7 +49,7 @@ def run() -> Plan:
 
 
 def packed_flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
-    """Return the FLOPs as the paper counts them, summed over the sequences."""
+    """Return the FLOPs, counted as in the paper and summed over the sequences."""
     each = (Problem(1, problem.heads, problem.heads, n, n, problem.d, causal=True) for n in lengths)
     return sum(one.flops(direction) for one in each)
 
@@ -69,7 +69,7 @@ def row(
 
 
 def checked_packed_call(call: Packed, direction: str) -> Prepared:
-    """Return the call to time, or how wrong its answer for the last sequence is."""
+    """Return the call to time, or the reason that its result for the last sequence is wrong."""
     q, k, v = (x.detach().requires_grad_() for x in call.tensors[:3])
     one = [call.last(x.detach()) for x in call.tensors]
 

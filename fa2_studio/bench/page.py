@@ -1,4 +1,4 @@
-"""Write RESULTS.md, and the page of all results for the site. Every number is from a record."""
+"""Write RESULTS.md and the site's page with all results. Every number comes from a record."""
 
 import json
 import re
@@ -39,9 +39,10 @@ from fa2_studio.bench.results import markdown_table, problem_columns, problem_te
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
-Naming = Callable[[Measurement], str]  # returns the words for a row's problem
+Naming = Callable[[Measurement], str]  # returns the description of a row's problem
 
-NAMES_TEXT = Path(__file__).with_name("results.md")  # how to read the page, and how each implementation is called
+# This file explains how to read the page and how each implementation is called.
+NAMES_TEXT = Path(__file__).with_name("results.md")
 SLOWER_COLUMNS = ("measured", "problems", "lowest ratio", "problem with that ratio")
 FOLDS_TEXT = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER_TEXT = (
@@ -53,7 +54,7 @@ RECORDS_TEXT = "In each of the following sections, the first link leads to the s
 
 
 def results_page(folder: Path | None = None) -> str:
-    """Return RESULTS.md: which implementation is faster where, and a summary of every record."""
+    """Return the text of RESULTS.md: a comparison of the implementations, and a summary of every record."""
     runs = load_records(folder)
     lines = summary_lines(runs, problem_text)
     for title, _, text in background_sections(folder):
@@ -68,7 +69,7 @@ def results_page(folder: Path | None = None) -> str:
 
 
 def site_page(folder: Path | None = None) -> str:
-    """Return RESULTS.md for the site, in folds, with the commit, the spread and all rows of every record."""
+    """Return the site's version of RESULTS.md, whose folds add the commit, the spread and all rows of every record."""
     runs = load_records(folder)
     lines = [*summary_lines(runs, brief_problem), "", "## What we measured", "", FOLDS_TEXT]
     for run in runs:
@@ -93,12 +94,12 @@ def write_pages() -> None:
 
 
 def load_records(folder: Path | None = None) -> list[Record]:
-    """Return the existing records in the order of the registry, without `smoke`, which is only a test of the bench."""
+    """Return the existing records in the order of the registry, except `smoke`, which only tests the bench itself."""
     names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and path_of(name, folder).exists()]
     return [load(name, folder) for name in names]
 
 
-# What is at the top -------------------------------------------------------------------------------------------
+# The top of the page ------------------------------------------------------------------------------------------
 
 
 COUNTS_TEXT = (
@@ -110,7 +111,7 @@ COUNTS_TITLE = "On how many problems is fa2_lab faster?"
 
 
 def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
-    """Return the title, the outcome, and the table of where we are slower, with problems described by `naming`."""
+    """Return the title, the outcome, and the table of problems on which we are slower, described by `naming`."""
     every = [view for run in runs for view in split_by_protocol(run)]
     slower = []
     for peer in sorted(peers_in_rows(row for run in every for row in run.rows), key=lambda peer: peer not in RIVALS):
@@ -121,7 +122,7 @@ def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
 
 
 def outcome_lines(runs: list[Record]) -> list[str]:
-    """Return how often `fa2_lab` is faster, in a sentence, the picture of all ratios with its caption, and a table."""
+    """Return a summary of how often `fa2_lab` is faster: a sentence, the picture of all ratios, and a table."""
     message, how = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 1)
     lead = f"**{message}.** We measured these settings on an {most_common_machine(runs)['gpu']}. The rows at the top of"
     lead += " the figure are those of the suites in which it loses, and a row in which it loses has an outline."
@@ -132,14 +133,14 @@ def outcome_lines(runs: list[Record]) -> list[str]:
 
 
 def figure_speedup_rows() -> list[list[str]]:
-    """Return the lines of a table that count the problems in all rows of the picture of ratios."""
+    """Return the table lines that count the problems behind all rows of the picture of ratios."""
     rows = ratio_plot.data()["rows"]
     ratios = {peer: ratio_plot.all_ratios(rows, peer) for peer in ratio_plot.RIVALS}
     return [["All rows of the figure" * (n == 0), x, *wins_and_median(ratios[x])] for n, x in enumerate(ratios)]
 
 
 def front_page_summary() -> list[str]:
-    """Return the results in a few lines, for the first page of the site."""
+    """Return a brief summary of the results for the site's first page."""
     message = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 1)[0]
     lead = f"{message}. We measured these settings on an {load('paper').machine['gpu']}."
     lines = [["All settings" * (n == 0), *cells] for n, (_, *cells) in enumerate(figure_speedup_rows())]
@@ -153,9 +154,10 @@ def front_page_summary() -> list[str]:
 
 
 def slower_table_rows(runs: list[Record], peer: str, naming: Naming = problem_text) -> list[list[str]]:
-    """Return a line per suite in which another implementation is faster on some rows.
+    """Return one line for each suite in which another implementation is faster on some rows.
 
-    The line has the number of these rows, the lowest ratio and its problem. The suite with the lowest ratio is first.
+    A line contains the number of these rows, the lowest ratio and its problem. The suite with the lowest ratio comes
+    first.
     """
     lines = []
     for run in runs:
@@ -167,12 +169,12 @@ def slower_table_rows(runs: list[Record], peer: str, naming: Naming = problem_te
 
 
 def brief_problem(row: Measurement) -> str:
-    """Return a short description of a row, which fits on one line of a table."""
+    """Return a description of a row that is short enough for one line of a table."""
     what, N, _, _, d, mask = problem_columns(row)
     return f"{what}, N = {N}, d = {d}, {mask}"
 
 
-# What is at the end -------------------------------------------------------------------------------------------
+# The end of the page ------------------------------------------------------------------------------------------
 
 
 GPUS_TEXT = (
@@ -189,7 +191,7 @@ CEILINGS_TEXT = "For comparison, most runs also measure the speed of a large mat
 
 
 def background_sections(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
-    """Yield (title, result, lines) of the sections on GPUs, third-party tests, how to read the page, and timing."""
+    """Yield (title, result, lines) for the sections on GPUs, third-party tests, implementation names, and timing."""
     speeds = gpu_table(folder)
     yield "GPU by GPU", speed_by_gpu_sentence(folder), [GPUS_TEXT, "", *speeds]
     yield "Third-party tests", third_party_sentence(), [TESTS_TEXT, "", *third_party_table()]
@@ -203,7 +205,7 @@ def background_sections(folder: Path | None) -> Iterable[tuple[str, str, list[st
 
 
 def ceilings_table(runs: list[Record]) -> list[str]:
-    """Return a table of the speeds of a large matmul and of a copy, with a line per run that also has other rows."""
+    """Return a table of matmul and copy speeds, with one line for each run that contains other rows as well."""
     ceilings_of = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
     names = dict.fromkeys(name for each in ceilings_of.values() for name in each)
     rows = [
@@ -220,13 +222,13 @@ PTXAS = "ptxas 13.4, which Triton 3.9 brings, instead of 12.9"  # the name of an
 
 
 def most_common_machine(runs: list[Record]) -> dict:
-    """Return the machine and the versions that most records have, without commit and Python."""
+    """Return the machine and the software versions shared by most records, without the commit and Python's version."""
     kept = [json.dumps({k: v for k, v in run.machine.items() if k not in ("commit", "python")}) for run in runs]
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
 
 
 def machine_sentence(machine: dict) -> str:
-    """Describe the machine of most records."""
+    """Return a sentence that describes the machine and the software versions shared by most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = join_with_and([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
     machine = f"Most suites ran on a machine with an {machine['gpu']}, {software}."
@@ -234,7 +236,7 @@ def machine_sentence(machine: dict) -> str:
 
 
 def ptxas_sentences(runs: list[Record]) -> Iterable[str]:
-    """Describe which version of NVIDIA's assembler compiled the records, and what another version changes."""
+    """Yield a sentence on which version of NVIDIA's assembler made the records, and how another version compares."""
     rows = [row for run in runs if run.suite == "ideas" for row in run.rows if row.problem.get("idea") == PTXAS]
     if rows:
         speeds = [row.ratio("with it", "without it") for row in rows]
@@ -246,14 +248,14 @@ def ptxas_sentences(runs: list[Record]) -> Iterable[str]:
         )
 
 
-WANTED_GPUS = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that the kernels support, and that have no record yet
+WANTED_GPUS = ("A100", "RTX 4090", "L4", "MI300")  # GPUs supported by the kernels but not measured yet
 GPU_TABLE_PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
 WANTED_TEXT = "\nThe following GPUs have not been measured yet: {}. \
 [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) describes how to measure a GPU and send us the record."
 
 
 def gpu_table(folder: Path | None = None) -> list[str]:
-    """Return a table with a line per GPU and direction, from our records of the paper's grid and submitted ones."""
+    """Return a table with one line per GPU and direction, from our own and submitted records of the paper's grid."""
     files_of = {path_of(name, folder): "here" for name in ("paper", "h100")}
     files_of |= dict.fromkeys(sorted(((folder or FOLDER) / "submitted").glob("*.json")), "**submitted**")
     runs = [(loaded(path), by) for path, by in files_of.items() if path.exists()]
@@ -272,7 +274,7 @@ def gpu_table(folder: Path | None = None) -> list[str]:
 
 
 def speed_by_gpu_sentence(folder: Path | None = None) -> str:
-    """Return the median speed of the forward pass on each GPU that we measured, in words."""
+    """Return a text that states the median forward speed on each GPU that we have measured."""
     runs = [load(name, folder) for name in ("paper", "h100") if path_of(name, folder).exists()]
     rates = {
         run.machine["gpu"]: [row.rate("fa2_lab") for row in run.rows if row.direction == "forward"] for run in runs
@@ -286,7 +288,7 @@ def speed_by_gpu_sentence(folder: Path | None = None) -> str:
 
 
 def third_party_table() -> list[str]:
-    """Return a table with the outcomes of other projects' tests, and a fold that lists why tests were left out."""
+    """Return a table of the outcomes of other projects' tests, and a fold with the reasons why tests were left out."""
     lines, reasons, made = [], [], set()
     for name, counts in judges.load_outcomes().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
@@ -304,7 +306,7 @@ def third_party_table() -> list[str]:
 
 
 def third_party_sentence() -> str:
-    """Return a sentence on how many of other projects' tests ran, and how many of them failed."""
+    """Return a sentence that states how many tests of other projects ran and how many of them failed."""
     suites = judges.load_outcomes().values()
     passed, failed = (sum(counts.get(kind, 0) for counts in suites) for kind in ("passed", "failed"))
     return f"Of the {passed + failed:,} tests that we ran, {f'{failed:,}' if failed else 'none'} failed"

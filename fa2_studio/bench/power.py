@@ -1,4 +1,4 @@
-"""Read the GPU's SM clock and power during a measurement with nvidia-smi, and whether power limited the clock."""
+"""Use nvidia-smi to read the GPU's SM clock and power during a measurement, and whether power limited the clock."""
 
 import statistics
 import subprocess
@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 
 EVERY = 100  # milliseconds between readings
-POWER_CAP = 0x4  # the driver's bit for a clock that is held down because the power limit is reached
+POWER_CAP = 0x4  # the driver's bit that is set while the power limit holds the clock down
 
 
 class PowerMeter:
-    """A context in which a thread keeps all readings of nvidia-smi. Without nvidia-smi, there are no readings."""
+    """A context manager whose thread collects readings from nvidia-smi. Without nvidia-smi, there are no readings."""
 
     def __init__(self, command: list[str] | None = None):
         self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts, 0 or 1
@@ -28,7 +28,7 @@ class PowerMeter:
             self.process.wait()
 
     def listen(self) -> None:
-        """Keep the reading of each line that has a clock, a power and the reasons for a lower clock."""
+        """Record the reading from each line that contains the clock, the power and the reasons for a reduced clock."""
         for line in self.process.stdout:
             with suppress(ValueError):
                 clock, watts, reasons = line.split(",")
@@ -36,9 +36,10 @@ class PowerMeter:
                 self.noted.append((time.perf_counter(), float(clock), float(watts), float(capped)))
 
     def between(self, first: float, last: float) -> list[float]:
-        """Return medians of the readings between two times of `time.perf_counter`, or [] if there are none.
+        """Return the medians of the readings between two values of `time.perf_counter`, or [] if there are no readings.
 
-        The medians are the clock in MHz, the power in watts, and 1 if the power limit held the clock down, or else 0.
+        The medians are those of the clock in MHz, the power in watts, and a flag that is 1 while the power limit holds
+        the clock down and 0 otherwise.
         """
         readings = [reading for when, *reading in list(self.noted) if first <= when <= last]
         return [statistics.median(kind) for kind in zip(*readings, strict=True)]

@@ -1,6 +1,6 @@
 """Compile on all cores before measuring, because FlexAttention alone takes seconds per shape.
 
-PyTorch and Triton keep compiled kernels on disk, where the process that measures finds them.
+PyTorch and Triton store compiled kernels on disk, from where the measuring process loads them.
 """
 
 import os
@@ -19,22 +19,22 @@ from fa2_studio.bench.problem import Problem
 
 
 def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implementations.names("grid")) -> None:
-    """Let other processes call each implementation that has to compile, once per problem. Failures are ignored.
+    """Call each implementation that needs compiling once per problem, in other processes. Failures are ignored.
 
-    The process that measures will meet the same failure and record it.
+    The measuring process will encounter the same failure and record it.
     """
     compiling = [name for name in names if name in implementations.preparing("compiles")]
     run_in_processes(call_once, [(problem, name) for name in compiling for problem in problems])
 
 
 def run_in_processes(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
-    """Call a function in other processes, once per job. Failures are ignored, since they will occur again later."""
+    """Call a function once per job in other processes. Failures are ignored, because they will occur again later."""
     if not jobs or process_pool() is None:
         return
     try:
         done = process_pool().map(partial(result_or_reason, call), *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
-    except BrokenProcessPool:  # a process died; its kernels are compiled when they are measured
+    except BrokenProcessPool:  # if a process dies, its kernels are compiled when they are measured
         return
     except KeyboardInterrupt:
         process_pool().shutdown(cancel_futures=True)
@@ -43,16 +43,18 @@ def run_in_processes(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
 
 @cache
 def process_pool() -> ProcessPoolExecutor | None:
-    """Return the processes for all suites of a run, as many as the cores and the GPU's memory allow."""
+    """Return the process pool shared by all suites of a run, with as many workers as cores and GPU memory allow."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each process would start as many of its own
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # FlashAttention-4 uses the disk only if asked
-    ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the process that measures
+    # Otherwise, each process would itself start many compile threads.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # FlashAttention-4 uses its disk cache only on request.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the measuring process
     return ProcessPoolExecutor(workers, get_context("spawn"), *ignore) if workers > 1 else None
 
 
 def result_or_reason(call: Callable[..., None], *job) -> None:
-    """Make a call and wait for the GPU. The run that measures will meet a failure again, and name it."""
+    """Make a call and wait for the GPU. Failures are ignored, because the measuring run will report them."""
     try:
         call(*job)
         torch.cuda.synchronize()
@@ -63,7 +65,7 @@ def result_or_reason(call: Callable[..., None], *job) -> None:
 
 
 def call_once(problem: Problem, name: str) -> None:
-    """Run a forward pass without gradients and one with, then a backward pass."""
+    """Run a forward pass without gradients, then another with gradients, and a backward pass."""
     attention = implementations.prepare(name, problem)
     q, k, v, dO = problem.tensors(grad=True)
     with torch.no_grad():

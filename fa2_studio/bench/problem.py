@@ -9,7 +9,7 @@ TensorSequence = Sequence[torch.Tensor]  # q, k, v and, for a backward pass, dO
 
 
 class Missing(Exception):
-    """Raised if an implementation cannot take part. The record has the reason in place of its number."""
+    """Raised if an implementation cannot take part. The record then contains the reason instead of a number."""
 
 
 def default_device() -> str:
@@ -19,7 +19,7 @@ def default_device() -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """The shape of one call. FLOPs are counted as the FA2 paper counts them: 4 N_q N_k d per head, half if causal."""
+    """The shape of one call. As in the FA2 paper, a head takes 4 N_q N_k d FLOPs, or half of that if causal."""
 
     batch: int
     heads: int
@@ -29,31 +29,32 @@ class Problem:
     d: int
     causal: bool
     dtype: str = "bfloat16"
-    window: int | None = None  # under the causal mask: the number of keys that a row sees, including its own
+    window: int | None = None  # number of keys that a row sees under the causal mask, including its own key
     softcap: int | None = None
     sinks: bool = False
-    alibi: str = ""  # ALiBi with the slopes of 16 heads, computed from the "distance" to the key or only its "column"
+    # "distance" or "column", from which ALiBi is computed for 16 heads, or empty without ALiBi.
+    alibi: str = ""
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
-        """Return self-attention with the paper's sizes, 16k tokens in all and a hidden dimension of 2048."""
+        """Return self-attention with the paper's sizes: 16k tokens in total and a hidden dimension of 2,048."""
         heads = hidden // d
         return cls(max(1, tokens // N), heads, heads, N, N, d, causal)
 
     @property
     def forward_flops(self) -> float:
-        """Count the FLOPs of the keys that rows see."""
+        """Return the FLOPs of a forward pass, counting only the keys that each row sees."""
         seen = self.N_q * self.N_k * (0.5 if self.causal else 1)
         if self.window is not None:
             seen = self.N_q * self.window - self.window * (self.window - 1) / 2
         return 4 * self.batch * self.heads * seen * self.d
 
     def flops(self, direction: str) -> float:
-        """Count the FLOPs of "forward", of "backward" (2.5 times as many) or of "both"."""
+        """Return the FLOPs of "forward", of "backward" (2.5 times as many) or of "both" together."""
         return self.forward_flops * {"forward": 1.0, "backward": 2.5, "both": 3.5}[direction]
 
     def tensors(self, seed: int = 0, grad: bool = False, device: str = "") -> tuple[torch.Tensor, ...]:
-        """Return normal random q, k, v and, with `grad`, dO, each of shape (batch, heads, N, d)."""
+        """Return q, k, v and, with `grad`, dO, drawn from a normal distribution, each of shape (batch, heads, N, d)."""
         device = device or default_device()
         options = dict(device=device, dtype=getattr(torch, self.dtype), generator=torch.Generator(device))
         options["generator"].manual_seed(seed)
@@ -66,14 +67,14 @@ class Problem:
         return (*inputs, draw(self.heads, self.N_q)) if grad else inputs
 
     def mask(self, device: torch.device | str) -> dict:
-        """Return the problem's masks besides the causal one: window, softcap, and the sinks and slopes of all heads."""
+        """Return the problem's masks other than the causal one: window, softcap, and each head's sink and slope."""
         sinks = torch.linspace(-1, 3, self.heads, device=device) if self.sinks else None
         slopes = 2 ** (-0.5 * torch.arange(1, self.heads + 1, device=device)) if self.alibi else None
         masks = dict(window=self.window, softcap=self.softcap, sinks=sinks, slopes=slopes)
         return {name: value for name, value in masks.items() if value is not None}
 
     def as_dict(self) -> dict:
-        """Return the fields for a record, with all masks besides the causal one in words."""
+        """Return the fields for a record, in which a text describes all masks other than the causal one."""
         fields = asdict(self)
         window, softcap, sinks, alibi = (fields.pop(name) for name in ("window", "softcap", "sinks", "alibi"))
         words = [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
@@ -85,14 +86,14 @@ class Problem:
 
 # Right or wrong -----------------------------------------------------------------------------------------------
 
-MOST = 2**26  # the most elements of P in float64 at a time, which are 512 MiB
-FEW = 64  # the number of rows and keys that are checked, which is enough to tell right from wrong
+MOST = 2**26  # the most float64 elements of P to compute at a time (512 MiB)
+FEW = 64  # number of rows and keys to check, enough to tell right from wrong
 
 
 def float64_attention(
     q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None, slope=None
 ) -> torch.Tensor:
-    """Return O for some rows of one head. The diagonal of the first row is column `last`.
+    """Return O for some rows of one head. `last` is the last key that the first row sees under the causal mask.
 
     Under the causal mask, row r sees the `window` columns that end with column last + r.
     """
@@ -118,7 +119,7 @@ def float64_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
 
 
 def mask_of_head(head: int, mask: dict) -> dict:
-    """Return the mask of one head, with its own sink and slope."""
+    """Return the mask of one head, with the sink and the slope of that head."""
     own = dict(sinks="sink", slopes="slope")
     return {own.get(name, name): x[head].double() if name in own else x for name, x in mask.items()}
 
@@ -126,7 +127,7 @@ def mask_of_head(head: int, mask: dict) -> dict:
 def sampled_gradients(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
     """Return dQ for the last rows of the last head, and dK and dV for the first keys of the last K/V head.
 
-    All three are in float64 and have `few` rows or keys.
+    All three are in float64 and contain `few` rows or keys.
     """
     group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
     k, v = k[-1, -1], v[-1, -1]
@@ -142,7 +143,7 @@ def sampled_gradients(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tupl
 
 
 def relative_error_of_O(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
-    """Return ‖O − truth‖ / ‖truth‖ over the last rows of the last head, with the truth in float64."""
+    """Return ‖O − truth‖ / ‖truth‖ for the last rows of the last head, where the truth is computed in float64."""
     O, q = (x.detach()[-1, -1, -FEW:] for x in (O, q))
     q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
     return relative_distance(
@@ -151,7 +152,7 @@ def relative_error_of_O(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float
 
 
 def relative_error_of_gradients(gradients, truth) -> float:
-    """Return the largest of the three relative errors over the rows and keys that the truth has."""
+    """Return the largest relative error of the three gradients, for the rows and keys that `truth` contains."""
     dQ, dK, dV = gradients
     got = dQ[-1, -1, -len(truth[0]) :], dK[-1, -1, : len(truth[1])], dV[-1, -1, : len(truth[2])]
     return largest_error(relative_distance(x, right) for x, right in zip(got, truth, strict=True))
@@ -162,5 +163,5 @@ def relative_distance(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def largest_error(errors) -> float:
-    """Return the largest error, or NaN if any error is NaN, which Python's max might ignore."""
+    """Return the largest error, or NaN if any error is NaN (Python's max() might ignore a NaN)."""
     return float(torch.tensor(list(errors)).max())

@@ -1,9 +1,9 @@
 """Time calls with CUDA events in one of three ways: rested, sustained or repeated. Each begins with a warm-up.
 
-Rested (`measure`): with pauses and a cold L2 cache. Implementations take turns in each repetition, so that drift
-affects them alike. Sustained (`measure_sustained`): without pauses, one implementation after another. Repeated
-(`measure_repeated`): a few calls in a row, so host time counts if it is longer than the GPU's time.
-`measure_host_time` measures only the host time.
+Rested timing (`measure`) uses pauses and a cold L2 cache, and alternates between the implementations so that drift
+affects them alike. Sustained timing (`measure_sustained`) runs one implementation after another without pauses.
+Repeated timing (`measure_repeated`) makes a few calls in a row, so host time counts if it exceeds the GPU's time.
+`measure_host_time` measures host time alone.
 """
 
 import random
@@ -20,11 +20,11 @@ from fa2_studio.bench.power import PowerMeter
 from fa2_studio.bench.problem import Missing
 
 REPEATS, WARM_UP = 20, 3
-HEAD_START = 3_000_000  # clock cycles, about 1.5 ms, for which the GPU is kept busy while the host launches a call
+HEAD_START = 3_000_000  # number of clock cycles (about 1.5 ms) that keep the GPU busy while the host launches a call
 
 
 def describe_rested_timing(repeats: int) -> str:
-    """Describe how `measure` takes times."""
+    """Return a description of how `measure` times calls."""
     return (
         f"We measure {repeats} repetitions with CUDA events, after {WARM_UP} warm-up calls, and report the median. "
         "Each repetition runs the implementations in a new random order, so that no implementation always runs after "
@@ -34,7 +34,7 @@ def describe_rested_timing(repeats: int) -> str:
 
 
 PROTOCOL = describe_rested_timing(REPEATS)
-SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of one turn, of one timed interval, of the discarded beginning
+SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # seconds per turn, per timed interval, and of the discarded beginning
 SUSTAINED = (
     "On each problem, the implementations run one after another in random order, and each of them runs for at least "
     f"{SECONDS:g} s without a pause. We discard the first {SETTLE:g} s, divide the rest into intervals of "
@@ -58,27 +58,27 @@ HOST_PROTOCOL = (
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: the median, and the quartiles of all repetitions around it."""
+    """A call's time in milliseconds: the median and the quartiles of all repetitions."""
 
     median: float
     low: float
     high: float
-    chip: tuple[float, ...] = ()  # meanwhile: MHz, watts, and 1 if the power limit held the clock down
+    chip: tuple[float, ...] = ()  # during the call: MHz, watts, and 1 if the power limit held the clock down
 
     def numbers(self, scale: float = 1.0) -> list[float]:
-        """Return the numbers that a record keeps."""
+        """Return the numbers to record: the median and the quartiles, multiplied by `scale`."""
         return [scale * x for x in (self.median, self.low, self.high)]
 
 
 def l2_overwriting_call() -> Callable[[], object]:
-    """Return a call that fills the L2 cache with other data by writing."""
+    """Return a call that writes to a large buffer to replace the contents of the L2 cache."""
     return torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda").zero_
 
 
 def l2_reading_call() -> Callable[[], object]:
-    """Return a call that fills the L2 cache with other data by reading.
+    """Return a call that reads a large buffer to replace the contents of the L2 cache.
 
-    After writing, the next call would have to write the changed lines back, for about 12 µs.
+    If the buffer were written instead, the next call would spend about 12 µs writing the changed lines back.
     """
     return torch.zeros(l2_bytes() // 2, dtype=torch.float32, device="cuda").amax
 
@@ -86,7 +86,7 @@ def l2_reading_call() -> Callable[[], object]:
 def measure(
     calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = l2_overwriting_call
 ) -> dict[str, Timing | str]:
-    """Return a Timing for each call, or the reason why there is none."""
+    """Return a Timing for each call, or the reason that it could not be timed."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     names = [name for name in calls if name not in failed]
     flush = flushing()
@@ -112,7 +112,7 @@ def names_in_random_order(names: list[str], turns: int) -> list[str]:
 
 
 def measure_sustained(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
-    """Return a Timing for each call, or why there is none. Each runs without pause before the next one begins."""
+    """Return a Timing for each call, or the reason that it failed. Calls run one after another, without pauses."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     with PowerMeter() as meter:
         order = random.sample([*calls], len(calls))
@@ -121,9 +121,9 @@ def measure_sustained(calls: dict[str, Callable[[], object]]) -> dict[str, Timin
 
 
 def time_without_pause(call: Callable[[], object], meter: PowerMeter) -> Timing:
-    """Time a call in pieces of CHUNK seconds, and return the Timing of one call.
+    """Time a call in chunks of CHUNK seconds, and return the Timing of one call.
 
-    The host waits for a piece only after it has launched the two next ones, so that the GPU never runs dry.
+    The host waits for a chunk only after it has launched the next two, so the GPU never runs out of work.
     """
     calls_per_chunk = max(1, round(1e3 * CHUNK / milliseconds_per_call(call, 3)))
     marks, begun = [record_event()], time.perf_counter()
@@ -144,9 +144,9 @@ def time_without_pause(call: Callable[[], object], meter: PowerMeter) -> Timing:
 
 
 def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
-    """Time calls in a row, with their host time, as in a training loop.
+    """Time calls in a row, including their host time, as in a training loop.
 
-    Return a Timing for each call, or the reason why there is none.
+    Return a Timing for each call, or the reason that it could not be timed.
     """
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
@@ -158,14 +158,14 @@ def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing
 
 
 def record_event() -> torch.cuda.Event:
-    """Put an event into the GPU's queue and return it."""
+    """Record an event in the GPU's queue and return it."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def milliseconds_per_call(call: Callable[[], object], times: int) -> float:
-    """Return the milliseconds of one call, from a few in a row."""
+    """Return the milliseconds per call, averaged over `times` calls in a row."""
     first = record_event()
     for _ in range(times):
         call()
@@ -175,7 +175,7 @@ def milliseconds_per_call(call: Callable[[], object], times: int) -> float:
 
 
 def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
-    """Run a call a few times. Return why it failed, or ""."""
+    """Run a call a few times. Return the reason if it fails, or "" if it succeeds."""
 
     def runs() -> str:
         for _ in range(times):
@@ -187,9 +187,9 @@ def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
 
 
 def result_or_reason(call: Callable):
-    """Return what a call returns, or if it fails, the reason in one line, so that the run goes on.
+    """Return the call's result or, if it fails, a one-line reason that lets the run continue.
 
-    If this process can no longer use the GPU after a failure, raise it, because all further calls would also fail.
+    A failure after which this process can no longer use the GPU is raised, because all further calls would also fail.
     """
     try:
         return call()
@@ -200,12 +200,12 @@ def result_or_reason(call: Callable):
         return "it ran out of memory"
     except Exception as failure:
         if isinstance(failure, torch.AcceleratorError):
-            torch.cuda.synchronize()  # raises the failure again if the GPU cannot be used any more
+            torch.cuda.synchronize()  # raises the failure again if the GPU is no longer usable
         return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
 
 
 def timing_of(milliseconds: list[float]) -> Timing:
-    """Return the median and the quartiles."""
+    """Return the Timing that holds the median and the quartiles of these times."""
     low, _, high = statistics.quantiles(milliseconds, n=4)
     return Timing(statistics.median(milliseconds), low, high)
 
@@ -220,10 +220,10 @@ def measure_host_time(
 ) -> dict[str, Timing]:
     """Return the host time of a warm call that returns before the GPU is done, as the median over several turns.
 
-    Each turn has several calls in a row. With one call per turn, an implementation would find the processor's caches
-    full of the others' code, and take about twice as long as in a program that repeats it. The context of a call is
-    entered once per turn, because torch's choice of a backend takes longer than the backend, and a program makes it
-    once.
+    Each turn makes several calls in a row. With one call per turn, an implementation would find the processor's caches
+    full of the other implementations' code, and would take about twice as long as in a program that repeats the call.
+    The context of a call is entered once per turn, because PyTorch takes longer to choose a backend than to call it,
+    and a program makes this choice only once.
     """
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else int
     times = {name: [] for name in calls}

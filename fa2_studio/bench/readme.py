@@ -1,4 +1,4 @@
-"""Write the README's generated parts: the ladder, other projects' tests, and our speed beside other implementations."""
+"""Write the README's generated parts: the ladder, third-party tests, and our speed compared with that of others."""
 
 from collections import Counter
 
@@ -27,13 +27,13 @@ NOTES_TEXT = (
 
 
 def readme_parts() -> dict[str, str]:
-    """Return the text of each generated part of the README, by the part's name."""
+    """Return {name: text} for the generated parts of the README."""
     speed = speed_part(load("paper"), load("sweep"), load("ampere"))
     return dict(ladder=f"{ladder.claim(load('ladder'))}.", judged=third_party_part(), speed=speed)
 
 
 def replace_part(text: str, part: str, content: str) -> str:
-    """Return the README's text with new content between a part's markers, on its own lines if it had them."""
+    """Return the README's text with `content` between a part's markers, on separate lines if the old content was."""
     start, end = (marker.format(part) for marker in MARKERS)
     before, rest = text.split(start)
     _, after = rest.split(end)
@@ -46,7 +46,7 @@ SPEEDUP_COLUMNS = ["problems and timing", "compared with", "`attention()` is fas
 
 
 def speed_part(paper: Record, sweep: Record, ampere: Record) -> str:
-    """Return on how many problems of two suites we are faster per timing, how much, and sentences on exceptions."""
+    """Return the README's part on speed: how often and by how much we are faster in two suites, and the exceptions."""
     commits = {run.machine["commit"] for run in (paper, sweep)}
     at = f", at commit {commits.pop()}" if len(commits) == 1 else ""
     lead = (
@@ -63,7 +63,7 @@ def speed_part(paper: Record, sweep: Record, ampere: Record) -> str:
 
 
 def speedup_rows(*runs: Record) -> list[list[str]]:
-    """Return the lines of a table, one per implementation and timing."""
+    """Return the lines of the speedup table, one per implementation and timing."""
     lines: list[list[str]] = []
     for run in runs:
         for way, view in zip(("kernel only", second_protocol_name(run)), split_by_protocol(run), strict=False):
@@ -74,7 +74,10 @@ def speedup_rows(*runs: Record) -> list[list[str]]:
 
 
 def peer_wins_sentence(run: Record, peer: str) -> list[str]:
-    """Return a sentence that names each problem on which `peer`'s kernels are faster, and an empty line."""
+    """Return a sentence that names each problem on which `peer`'s kernels are faster, and an empty line.
+
+    If there is no such problem, the list is empty.
+    """
     problems = []
     for ratio, row in rows_where_faster(run.rows, peer):
         what, N, _, _, d, mask = problem_columns(row)
@@ -84,7 +87,7 @@ def peer_wins_sentence(run: Record, peer: str) -> list[str]:
 
 
 def peer_wins_by_d_sentence(run: Record, peer: str) -> str:
-    """Return a sentence: for each head dimension, on how many problems are `peer`'s kernels faster?"""
+    """Return a sentence that states for each head dimension on how many problems `peer`'s kernels are faster."""
     rows = [row for row in run.rows if speed_ratios([row], "fa2_lab", peer)]
     slower = Counter(row.problem["d"] for _, row in rows_where_faster(rows, peer))
     all_with = Counter(row.problem["d"] for row in rows)
@@ -96,8 +99,9 @@ def peer_wins_by_d_sentence(run: Record, peer: str) -> str:
 
 
 def host_time_sentence(run: Record, peer: str) -> str:
-    """Return a sentence: of the problems on which `peer` is faster when host time counts, on how many are our kernels
-    alone faster?
+    """Return a sentence on the problems on which `peer` is faster when host time counts.
+
+    It states on how many of these problems our kernels alone are faster.
     """
     alone = {(repr(row.problem), row.direction): row for row in run.rows}
     slower = [alone[repr(row.problem), row.direction] for _, row in rows_where_faster(run.sustained, peer)]
@@ -112,7 +116,7 @@ def host_time_sentence(run: Record, peer: str) -> str:
 
 
 def third_party_part() -> str:
-    """Return the README's part on other projects' tests: the outcomes, and the GPUs that they ran on."""
+    """Return the README's part on third-party tests: their outcomes, and the GPUs on which they ran."""
     suites = judges.load_outcomes()
     machines = join_with_and(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in suites.values()}))
     failed = sum(counts.get("failed", 0) for counts in suites.values())

@@ -1,4 +1,4 @@
-"""Describe one recorded run in Markdown: what it measures, its medians, all of its rows, and remarks."""
+"""Describe one recorded run in Markdown: what was measured, the medians, all rows, and remarks."""
 
 import re
 from collections import Counter
@@ -16,17 +16,18 @@ from fa2_studio.bench.registry import GRIDS, OTHERS, SUITES, TITLES
 from fa2_studio.bench.results import ABSENT, DIRECTIONS, markdown_table, problem_columns
 
 CLOCK_AND_POWER = "MHz, W"
-PROBLEM_PROPERTIES = ("N", "batch", "heads", "d", "mask")  # properties of a problem, which have a column each
-MAX_COLUMNS = 10  # if a table had more columns of implementations than this, it may get a line for each of them instead
+PROBLEM_PROPERTIES = ("N", "batch", "heads", "d", "mask")  # properties of a problem, each of which has a column
+# The most columns for implementations. A table that needs more may have one line per implementation instead.
+MAX_COLUMNS = 10
 UNITS_WITHOUT_RATIO = ("nats", "count", "µs on the host")
-SUITES_WITHOUT_MEDIANS = ("ladder", "ideas")  # records without medians, because their rows are of many kinds
+SUITES_WITHOUT_MEDIANS = ("ladder", "ideas")  # records without medians, because their rows are too diverse
 REPETITIONS = r"(\d+) repetitions"
-# the protocols that the page describes once for all suites
+# The timing protocols that the page describes once for all suites.
 PROTOCOL_NAMES = {describe_rested_timing(REPEATS): "kernel only", SUSTAINED: "sustained", REPEATED: "with host"}
 
 
 def record_section(run: Record, usual_machine: dict) -> str:
-    """Return the section of a record for the site: its subject, medians, remarks, spread and all rows."""
+    """Return the site's section on a record: what it measures, its medians, remarks, spread and all rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
     words = [*remark_sentences(run), *filter(None, map(spread_sentence, split_by_protocol(run)))]
     words.append(f"Measured at commit {commit_text(run, usual_machine)}.")
@@ -34,11 +35,11 @@ def record_section(run: Record, usual_machine: dict) -> str:
     return "\n".join([subject_sentences(run), "", *median_tables(run), *rungs, "", " ".join(words), "", *rows])
 
 
-# Its protocols ------------------------------------------------------------------------------------------------
+# Protocols ----------------------------------------------------------------------------------------------------
 
 
 def split_by_protocol(run: Record) -> list[Record]:
-    """Return a record for the rows of each protocol. The suite of the second one ends with the protocol's name."""
+    """Split a record into one record per timing protocol, and append the second protocol's name to its suite."""
     name = f"{run.suite}, {second_protocol_name(run)}"
     first = replace(run, sustained=[])
     both = first, replace(first, suite=name, protocol=run.sustained_protocol, rows=run.sustained)
@@ -51,14 +52,14 @@ def second_protocol_name(run: Record) -> str:
 
 
 def protocol_name(view: Record) -> str:
-    """Return the name of the second protocol, such as "sustained", or "" for rows of the first one."""
+    """Return the name of the second protocol, such as "sustained", or "" if the record uses the first one."""
     return view.suite.partition(", ")[2]
 
 
 def text_after(protocol: str, known: str) -> str | None:
-    """Return the text that a protocol adds to a known one, or None if it does not begin with the known one.
+    """Return what `protocol` adds to the text `known`, or None if it does not begin with that text.
 
-    The numbers of repetitions may differ.
+    The numbers of repetitions in the two texts may differ.
     """
     count = re.search(REPETITIONS, protocol)
     known = re.sub(REPETITIONS, count[0], known) if count else known
@@ -66,7 +67,10 @@ def text_after(protocol: str, known: str) -> str | None:
 
 
 def spread_sentence(view: Record) -> str:
-    """Return a sentence on how far the quartiles of the repetitions are from their median, typically and at most."""
+    """Return a sentence on the typical and the largest distance of the quartiles from their median.
+
+    Without quartiles, the sentence is empty.
+    """
     kept = [numbers for row in view.rows for numbers in row.values.values() if len(numbers) == 3]
     reach = sorted(max(high - middle, middle - low) / middle for middle, low, high in kept)
     if not reach:
@@ -77,7 +81,7 @@ def spread_sentence(view: Record) -> str:
     return f"{f'For the *{name}* timing, half' if name else 'Half'} of the repetitions are {within}."
 
 
-# What it says -------------------------------------------------------------------------------------------------
+# Sentences ----------------------------------------------------------------------------------------------------
 
 
 def subject_sentences(run: Record) -> str:
@@ -91,12 +95,12 @@ def subject_sentences(run: Record) -> str:
 
 
 def record_name(run: Record) -> str:
-    """Return the name of a record in sentences."""
+    """Return the name by which sentences refer to a record."""
     return "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
 
 
 def inputs_sentence(rows: list[Measurement]) -> str:
-    """Return a sentence with the sizes of all problems, such as "The inputs are bf16 tensors with batch size 1, …"."""
+    """Return a sentence that states the range of all problem sizes, such as "The inputs are bf16 tensors with …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
@@ -119,7 +123,7 @@ def inputs_sentence(rows: list[Measurement]) -> str:
 
 
 def headline(run: Record) -> str:
-    """Return the outcome of a record in a few words."""
+    """Return a short summary of a record's outcome."""
     if run.suite == "ladder" and not run.missing:
         return ladder.claim(run)
     if run.suite == "ideas":
@@ -141,10 +145,11 @@ def headline(run: Record) -> str:
 
 
 def wins_text(view: Record) -> str:
-    """Return on how many problems we are faster than each of RIVALS, or "" if there is only one problem.
+    """Return on how many problems we are faster than each of RIVALS, or "" if there are too few problems.
 
-    If none of RIVALS was measured, the others take their place, as the portable kernels do if they alone ran. In the
-    rows of a second protocol, the rivals are not named again, because the first protocol's rows come before.
+    If none of RIVALS was measured, all other implementations are compared instead. If only our portable kernels ran,
+    they take the place of `fa2_lab`. Rows of the second protocol do not repeat the rivals' names, because the first
+    protocol's rows precede them.
     """
     us = "fa2_lab" if any("fa2_lab" in row.values for row in view.rows) else "fa2_lab portable"
     ratios_to = {peer: each for peer in peers_in_rows(view.rows) if len(each := speed_ratios(view.rows, us, peer)) > 1}
@@ -156,7 +161,7 @@ def wins_text(view: Record) -> str:
 
 
 def remark_sentences(run: Record) -> list[str]:
-    """Return further sentences about a record: on ceilings, loss curves, its own protocol and missing numbers."""
+    """Return further sentences on a record, such as its ceilings, loss curves, protocol and missing numbers."""
     sentences = []
     if run.ceilings and not run.rows:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
@@ -179,7 +184,7 @@ def remark_sentences(run: Record) -> list[str]:
 
 
 def missing_number_sentences(rows: list[Measurement]) -> list[str]:
-    """Return a sentence per implementation on whether some or all of its numbers are missing, and why."""
+    """Return one sentence for each implementation that lacks some or all numbers, with the reasons."""
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
         for name, why in row.failed.items():
@@ -192,12 +197,12 @@ def missing_number_sentences(rows: list[Measurement]) -> list[str]:
 
 
 def reason_clause(why: str) -> str:
-    """Return a recorded reason, or the first sentence of an error, as words that can follow "because"."""
+    """Return a recorded reason, or the first sentence of an error, as a clause that can follow "because"."""
     return f'it failed with "{why.split(". ")[0]}"' if re.match(r"\w+: ", why) else why
 
 
 def ampere_sentences(run: Record) -> str:
-    """Return sentences on the speed of the A100's code relative to FlashAttention-2's own kernels in PyTorch."""
+    """Return sentences on the speed of our A100 code relative to FlashAttention-2's kernels in PyTorch."""
     speeds = []
     for direction in ("forward", "backward"):
         over = speed_ratios([row for row in run.rows if row.direction == direction], "fa2_lab portable", "torch flash")
@@ -212,7 +217,7 @@ def ampere_sentences(run: Record) -> str:
 
 
 def commit_text(run: Record, usual_machine: dict) -> str:
-    """Return the commit, or the fingerprint of the sources, and the directions that were measured at another commit."""
+    """Return the commit (or the fingerprint of the sources), and the directions measured at other commits."""
     parts, apart = [versions_text(run.machine, usual_machine)], {}
     for kind, rows in (("", run.rows), (f"{second_protocol_name(run)} ", run.sustained)):
         for row in rows:
@@ -223,7 +228,7 @@ def commit_text(run: Record, usual_machine: dict) -> str:
 
 
 def versions_text(machine: dict, usual_machine: dict) -> str:
-    """Return a machine's commit, and its versions that differ from those of the usual machine."""
+    """Return a machine's commit, followed by the versions that differ from those of the usual machine."""
     both = [
         {k: v for k, v in m.items() if k not in ("commit", "peers", "python")} | m.get("peers", {})
         for m in (machine, usual_machine)
@@ -232,11 +237,11 @@ def versions_text(machine: dict, usual_machine: dict) -> str:
     return ", ".join([machine["commit"], *others])
 
 
-# Its tables ---------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------------------
 
 
 def median_tables(run: Record) -> list[str]:
-    """Return the lines of a table per set of implementations, with medians over the problems that all of them ran."""
+    """Return the lines of one table per set of implementations, with medians over the problems that all of them ran."""
     parts = [markdown_table(["median", "problems", *names], rows) for names, rows in median_table_rows(run).items()]
     return [line for part in parts for line in [*part, ""]][:-1]
 
@@ -244,7 +249,7 @@ def median_tables(run: Record) -> list[str]:
 def median_table_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
     """Return {names of implementations: rows of their table}.
 
-    An implementation that ran some problems of a direction, but less than a third of the suite, is left out.
+    An implementation is left out of a direction if it ran only some of its problems and less than a third of the suite.
     """
     lines: dict[tuple[str, ...], list[list[str]]] = {}
     ran = Counter(name for row in run.rows for name in row.values)
@@ -264,7 +269,7 @@ def median_table_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
 
 
 def all_rows_tables(run: Record) -> str:
-    """Return tables with all rows of a record, also of one from an interrupted run."""
+    """Return tables with all rows of a record, which may come from an interrupted run."""
     lines = []
     for view in split_by_protocol(run):
         for rows in group_rows_by_table(view.rows):
@@ -276,7 +281,7 @@ def all_rows_tables(run: Record) -> str:
 
 
 def group_rows_by_table(rows: list[Measurement]) -> Iterable[list[Measurement]]:
-    """Return the rows in groups for one table each: with the same unit and the same implementations per direction."""
+    """Group the rows into tables: rows with the same unit whose direction has the same implementations."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:
         names.setdefault(row.direction, {}).update(dict.fromkeys(row.values))
@@ -287,10 +292,11 @@ def group_rows_by_table(rows: list[Measurement]) -> Iterable[list[Measurement]]:
 
 
 def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
-    """Return a table with a line per row and a column per implementation. With CLOCK_AND_POWER, it has these two.
+    """Return a table with one line per row and one column per implementation, which shows numbers in `unit`.
 
-    Properties that all rows share have no column, because the line above the table has them. If there are more
-    implementations than rows, and more than MOST, the table has a line per implementation instead.
+    If the unit is CLOCK_AND_POWER, the cells show these two quantities. Properties shared by all rows are named above
+    the table instead of in a column. If there are more implementations than rows, and more than MAX_COLUMNS, the table
+    has one line per implementation instead.
     """
     kept = [row.chip if unit == CLOCK_AND_POWER else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
@@ -313,17 +319,17 @@ def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
 
 
 def properties_text(properties: dict[str, str]) -> str:
-    """Return properties of a problem as words, such as "forward, N = 4,096, causal"."""
+    """Format properties of a problem as text, such as "forward, N = 4,096, causal"."""
     return ", ".join(f"{name} = {x}" if name in PROBLEM_PROPERTIES[:-1] else x for name, x in properties.items())
 
 
 def clock_and_power_cell(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0) -> str:
-    """Return the MHz and watts during one implementation's run, and whether the power limit held the clock down."""
+    """Format the MHz and watts during one implementation's run, and note whether the power limit was reached."""
     return f"{clock:,.0f}, {watts:,.0f}{', at the power limit' * bool(capped)}" if clock else "–"
 
 
 def number_and_ratio_cell(row: Measurement, name: str) -> str:
-    """Return an implementation's number, and in parentheses the ratio of fa2_lab's speed to its speed."""
+    """Format an implementation's number, followed in parentheses by the ratio of fa2_lab's speed to its own."""
     if name not in row.values:
         return "–"
     number = f"{row.rate(name):.0f}" if row.flops else f"{row.values[name][0]:,.4g}"
@@ -336,7 +342,7 @@ def unit_of(row: Measurement) -> str:
 
 
 def format_number(x: float) -> str:
-    """Return a number in a few characters."""
+    """Format a number with few characters."""
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 
@@ -344,17 +350,17 @@ def format_number(x: float) -> str:
 
 
 def details_fold(words: str, inside: Iterable[str], title: str = "") -> list[str]:
-    """Return lines of Markdown as a fold. Until a reader opens it, only the title and a few words are visible."""
+    """Wrap lines of Markdown in a fold, which shows only the title and a few words until a reader opens it."""
     seen = f"<b>{escape(title)}</b> <span>{escape(words)}</span>" if title else escape(words)
     return [f"<details><summary>{seen}</summary>", "", *inside, "", "</details>"]
 
 
 def heading_link(view: Record) -> str:
-    """Return a link to a record's heading, and the name of the second protocol if the rows have it."""
+    """Return a link to a record's heading, followed by the second protocol's name if the record uses that protocol."""
     name, comma, way = view.suite.partition(", ")
     return f"[{TITLES[name]}](#{heading_anchor(TITLES[name])}){comma}{way}"
 
 
 def heading_anchor(title: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
+    """Return the anchor that GitHub generates for a heading."""
     return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")

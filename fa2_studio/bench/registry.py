@@ -1,15 +1,15 @@
-"""The suites of the bench by name, and the records that no command writes."""
+"""The benchmark suites by name, and the records that are not written by a command."""
 
 from typing import NamedTuple
 
 
 class Suite(NamedTuple):
-    """One suite: the function that plans it, and what it measures."""
+    """A suite: the function that plans its measurements, and a description of what they measure."""
 
     measure: str  # module:function
-    what: str  # the object of a sentence that begins with "`bench NAME` times" or "measures"
+    what: str  # object of a sentence that begins with "`bench NAME` times" or "`bench NAME` measures"
     gpu: bool = True
-    takes: tuple[str, ...] = ()  # options; a suite that takes "sustained" also gets its own name
+    takes: tuple[str, ...] = ()  # accepted options; a suite that accepts "sustained" is also passed its name
 
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # the parts of the suite `ladder`
@@ -62,7 +62,7 @@ SUITES |= {
         "`torchrun --nproc-per-node 4 -m fa2_lab bench ring`",
     ),
 }
-OTHERS = {  # records that no command writes; `made_by` in each describes how it was made
+OTHERS = {  # records not written by a command; `made_by` in each record describes how it was made
     "h100": "attention timings for the benchmark problems of the FA2 paper, measured on an H100",
     "ideas": (
         "timings of earlier Hopper and decode kernels, each with and without one optimization that was expected to help"

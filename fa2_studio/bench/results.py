@@ -1,4 +1,4 @@
-"""Make a record of a run: note the machine and the versions, and keep rows of an earlier run that were not measured."""
+"""Create the record of a run: note the machine and the versions, and keep earlier rows that were not measured again."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ from fa2_lab.tools import files
 from fa2_studio.bench import implementations
 
 ABSENT = "not installed"
-DIRECTIONS = {"both": "forward and backward"}  # directions whose name is not a word
+DIRECTIONS = {"both": "forward and backward"}  # directions whose name does not describe them
 
 
 def save_record(record: Record, folder: Path | None = None) -> Path:
-    """Write a record atomically, so that its file is never incomplete."""
+    """Write a record atomically, which ensures that its file is never incomplete."""
     path = path_of(record.suite, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     return files.write(path, json.dumps(to_dict(record), indent=1) + "\n")
@@ -31,8 +31,8 @@ def save_record(record: Record, folder: Path | None = None) -> Path:
 def merge_records(old: Record | None, new: Record) -> Record:
     """Return the new rows, and those of an earlier run on the same GPU that were not measured again.
 
-    A direction that was measured completely replaces the earlier one. If it was interrupted, the earlier rows stay for
-    those that are missing. The record's machine is that of most rows, and the other rows note what differed.
+    A direction that was measured completely replaces the earlier one. If the run was interrupted, earlier rows fill in
+    for the missing ones. The record names the machine of most rows, and every other row notes how its machine differs.
     """
     if old is None or old.machine["gpu"] != new.machine["gpu"]:
         return new
@@ -54,7 +54,7 @@ def merge_records(old: Record | None, new: Record) -> Record:
 
 
 def merge_rows(old: Record, new: Record, kind: str) -> list[Measurement]:
-    """Return the rows of two runs, each with all fields of its machine. A new row replaces an old one."""
+    """Merge the rows of two runs, each with a complete description of its machine. New rows replace old ones."""
     rows = {}
     done = set() if new.missing else {row.direction for row in getattr(new, kind)}
     for run, without in ((old, done), (new, ())):
@@ -65,7 +65,7 @@ def merge_rows(old: Record, new: Record, kind: str) -> list[Measurement]:
 
 
 def problem_columns(row: Measurement) -> list[str]:
-    """Return what a row measures and the properties of its problem: N, batch, heads, d, mask."""
+    """Return a row's table cells: what it measures, and the problem's properties (N, batch, heads, d and mask)."""
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}, {p['kv_heads']} for K and V"
@@ -74,7 +74,7 @@ def problem_columns(row: Measurement) -> list[str]:
 
 
 def problem_text(row: Measurement) -> str:
-    """Return what a row measures and its problem, in a few words."""
+    """Return a short text on what a row measures and on its problem."""
     what, N, batch, heads, d, mask = problem_columns(row)
     lengths = "N_q = {}, N_k = {}".format(*N.split(" × ")) if " × " in N else f"N = {N}"
     shared = heads.replace(", ", " query heads, ").replace(" for K and V", " K/V heads")
@@ -83,14 +83,14 @@ def problem_text(row: Measurement) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table in Markdown, with the columns of numbers aligned to the right."""
+    """Return the lines of a Markdown table, in which columns of numbers are right-aligned."""
     numeric = [all(re.match(r"\d|[–-]?$", cell) for cell in cells) for cells in zip(*rows, strict=True)]
     rules = ["---:" if numbers else "---" for numbers in numeric or [False] * len(columns)]
     return [f"| {' | '.join(cells)} |" for cells in (columns, rules, *rows)]
 
 
 def with_commit_name(record: Record) -> Record:
-    """Return the record with this checkout's commit, if it was measured without git from these sources."""
+    """Return the record with this checkout's commit, if it was measured on these sources but without git."""
     here, fingerprint = commit_name(), sources_fingerprint()
     if "sources" in here:
         return record
@@ -105,11 +105,11 @@ def with_commit_name(record: Record) -> Record:
     return replace(record, **known)
 
 
-# What a record is made with -----------------------------------------------------------------------------------
+# The environment of a run -------------------------------------------------------------------------------------
 
 
 def environment() -> dict:
-    """Return what the numbers depend on: the GPU (or the processor without one), driver, versions and commit."""
+    """Return everything on which the numbers depend: the GPU (or the processor without one), versions and commit."""
     import torch
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -141,7 +141,7 @@ def ptxas_version() -> str:
 
 
 def commit_name(folder: Path = files.ROOT) -> str:
-    """Return the commit, with a fingerprint of the sources if they differ, or without git the fingerprint alone."""
+    """Return the commit, with a fingerprint if the sources were changed, or the fingerprint alone without git."""
     git = ["git", "-C", str(folder)]
     name = output_of([*git, "rev-parse", "--short", "HEAD"])
     if not name:
@@ -157,7 +157,7 @@ def sources_fingerprint() -> str:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed distribution, or of a module by that name that has none."""
+    """Return the version of an installed distribution, or that of a module with this name if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

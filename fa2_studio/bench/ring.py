@@ -1,8 +1,8 @@
-"""The suite `ring`: ring attention over the GPUs of one machine, compared with one GPU.
+"""The suite `ring`: ring attention on several GPUs of one machine, compared with a single GPU.
 
-It measures speed, the gain of the zigzag layout, the transfers alone, and memory per GPU. Start it with
+It measures the speed, the gain from the zigzag layout, the transfers alone, and the memory per GPU. Start it with
 `torchrun --nproc-per-node 4 -m fa2_lab bench ring`. With n processes, it measures 1, 2, 4, … up to n GPUs in one run,
-so that all numbers come from the same machine within a few minutes.
+so all numbers come from the same machine and from within a few minutes.
 """
 
 import os
@@ -40,7 +40,7 @@ PROTOCOL = (
 
 
 def run() -> Plan:
-    """Measure on 1, 2, 4, … GPUs, and return the finished record on rank 0. The other ranks exit."""
+    """Measure on 1, 2, 4, … GPUs. Rank 0 returns the finished record, and the other ranks exit."""
     world = join_process_group()
     groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
     results = Record("ring", environment() | dict(gpus=world), PROTOCOL)
@@ -59,7 +59,7 @@ def run() -> Plan:
 
 
 def join_process_group() -> int:
-    """Join the other processes, each of which has its own GPU, and return their number."""
+    """Join the process group, in which each process uses one GPU, and return the number of processes."""
     if "WORLD_SIZE" not in os.environ:
         raise ValueError("ring: start it with `torchrun --nproc-per-node GPUS -m fa2_lab bench ring`")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -69,7 +69,7 @@ def join_process_group() -> int:
 
 
 def measure_problem(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Measurement]:
-    """Return the rows of a problem: times per direction, of the contiguous layout and of transfers; peak memory."""
+    """Return the rows of a problem: times per direction, for the contiguous layout and transfers, and peak memory."""
     by_name: dict[str, dict] = {name: {} for name in (*DIRECTIONS, "peak memory", "K V once round")}
     for n, group in groups.items():
         if dist.get_rank() < n:
@@ -90,7 +90,7 @@ def gpus_text(n: int) -> str:
 
 
 def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
-    """Return one row. It has FLOPs if its name is a direction."""
+    """Return one row. Its FLOPs are set only if its name is a direction."""
     properties = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
     unit = "MiB" if name == "peak memory" else "ms"
     return Measurement(properties, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
@@ -100,7 +100,7 @@ def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
 
 
 def measure_layout(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[str, list[float]]:
-    """Return {name of the row: numbers} on the GPUs of a group, after a check of the answers."""
+    """Check the results on a group of GPUs, and return {name of the row: measured numbers}."""
     whole = problem.tensors(grad=True)
     q, k, v, dO = (shard(x.detach(), group, layout=layout) for x in whole)
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -136,7 +136,7 @@ def check_results(whole, parts, causal: bool, group: dist.ProcessGroup, layout: 
 
 
 def time_slowest_rank(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
-    """Return the milliseconds of a call, on the slowest GPU of each repetition."""
+    """Return a call's time in milliseconds, taking the slowest GPU in each repetition."""
     times = []
     for _ in range(1 + REPEATS):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -152,7 +152,7 @@ def time_slowest_rank(call: Callable[[], object], group: dist.ProcessGroup) -> T
 
 
 def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> float:
-    """Return the peak memory in MiB of one call and its inputs, on the GPU where it is largest."""
+    """Return the peak memory of one call and its inputs in MiB, on the GPU that needs the most."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     call()
@@ -162,7 +162,7 @@ def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> floa
 
 
 def transfer_once_around(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Make the transfers of a forward pass and compute nothing."""
+    """Perform the transfers of a forward pass without computing anything."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     lengths = tuple(even_lengths(problem.N_k, size))
     how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call_number=0, on_triton=True)

@@ -1,4 +1,4 @@
-"""The suites over grids of dense problems: their problems, directions and implementations."""
+"""The suites that measure grids of dense problems, with their problems, directions and implementations."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ BOTH = (False, True)  # without a mask, and causal
 
 
 def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
-    """Return problems of random shapes: batch, heads, groups, N with tails, d, mask.
+    """Return problems of random shapes, which vary in batch size, heads, groups, N (with tails), d and mask.
 
-    The seed of the record is fixed. Block sizes were tuned on other seeds (77, 2603, 4711, 2611 and 2711). If they are
-    ever tuned on this seed, the record needs a new one.
+    The seed used for the record is fixed. Block sizes were tuned on other seeds (77, 2603, 4711, 2611 and 2711). If
+    they are ever tuned on this seed, the record must use a new one.
     """
     draw, problems = random.Random(seed), []
 
@@ -38,7 +38,7 @@ def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
         kv, group, d = pick(1, 2, 4, 8, 16), pick(1, 1, 2, 4, 8), pick(32, 64, 64, 64, 96, 128, 128, 128)
         causal = draw.random() < 0.5 and N <= N_k
         problem = Problem(pick(1, 2, 3, 4, 8, 16), kv * group, kv, N, N_k, d, causal)
-        if 1e9 < problem.forward_flops < 2e12:  # a call longer than its launch, but not seconds
+        if 1e9 < problem.forward_flops < 2e12:  # longer than a launch, but shorter than a few seconds
             problems.append(problem)
     return problems
 
@@ -54,7 +54,7 @@ BIAS = [
 ]
 SMALL = [Problem(1, 8, 8, N, N, d, causal=False) for d in (64, 128) for N in (128, 256, 512)]  # shorter than a launch
 MEMORY = [Problem(1, 16, 16, 2**n, 2**n, 128, causal=True) for n in range(11, 17)]
-SMOKE = [  # square or not, with whole or ragged tiles, and with grouped heads
+SMOKE = [  # square and rectangular shapes, whole and ragged tiles, and grouped heads
     Problem(1, *shape, causal, dtype="float32")
     for shape in ((2, 2, 128, 128, 64), (4, 1, 70, 100, 32), (1, 1, 96, 96, 128))
     for causal in BOTH
@@ -62,7 +62,7 @@ SMOKE = [  # square or not, with whole or ragged tiles, and with grouped heads
 
 
 class ProblemGrid(NamedTuple):
-    """The problems of a suite, its implementations (a suite's name in implementations.py), and the repetitions."""
+    """The problems of a suite, the suite in implementations.py that names its implementations, and the repetitions."""
 
     grid: list[Problem]
     who: str = "grid"
@@ -83,10 +83,10 @@ GRIDS = dict(
 
 
 def plan_grid(suite: str, sustained: bool = False) -> Plan:
-    """Plan all implementations on all problems and directions of a suite, timed rested.
+    """Plan all implementations on all problems and directions of a suite, with rested timing.
 
-    With `sustained`, plan only the fastest implementations without pauses, or for the suite "sweep", a few calls in a
-    row with host time.
+    With `sustained`, plan only the fastest implementations, timed without pauses or, for the suite "sweep", in a few
+    calls in a row that include host time.
     """
     problems, kind, repeats = GRIDS[suite]
     names = implementations.names("sustained" if sustained else kind)
@@ -103,14 +103,14 @@ def plan_grid(suite: str, sustained: bool = False) -> Plan:
 def row(
     problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
 ) -> Measurement:
-    """Return the row of the named implementations on the same tensors."""
+    """Measure the named implementations on the same tensors, and return their row."""
     prepares = prepare_checked_calls(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
     return compare(problem.as_dict(), direction, prepares, flops, timing, unit)
 
 
 def ampere() -> Plan:
-    """Plan the code for an A100 on the paper's problems. Triton compiles for that chip in the whole process."""
+    """Plan the paper's problems for code compiled for an A100. Triton compiles for that GPU in the whole process."""
     return plan_grid("ampere")
 
 
@@ -125,7 +125,7 @@ INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times
 
 
 def smoke() -> Plan:
-    """Plan all implementations that need no GPU on small problems, which shows that the bench works."""
+    """Plan the implementations that need no GPU on small problems, to show that the bench works."""
     protocol_text = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = implementations.names("smoke")
     jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
@@ -141,7 +141,7 @@ MEMORY_PROTOCOL = (
 
 
 def small() -> Plan:
-    """Plan the host time of one warm call: of a forward pass, or of a forward and a backward pass together."""
+    """Plan host-time measurements of one warm call, either a forward pass or a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
     jobs = [partial(row, *place, implementations.names("grid"), protocol.measure_host_time, "µs") for place in places]
     precompile_all(SMALL)
@@ -149,7 +149,7 @@ def small() -> Plan:
 
 
 def memory() -> Plan:
-    """Plan the peak memory of one call, for each problem and direction."""
+    """Plan peak-memory measurements of one call for each problem and direction."""
     jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
     precompile_all(MEMORY)
     return Plan(Record("memory", environment(), MEMORY_PROTOCOL), jobs)
@@ -158,7 +158,10 @@ def memory() -> Plan:
 def peak_memory(
     problem: Problem, direction: str, names: Sequence[str] = implementations.names("grid", "memory")
 ) -> Measurement:
-    """Return the row with the peak memory of one call beyond its inputs: of forward, or of forward and backward."""
+    """Measure the peak memory of one call, excluding its inputs, and return the row.
+
+    The call is a forward pass, or a forward and a backward pass together.
+    """
     values, failed = prepare_all({name: partial(extra_mebibytes, name, problem, direction) for name in names})
     return Measurement(problem.as_dict(), direction, values, failed, unit="MiB")
 

@@ -1,4 +1,4 @@
-"""The suite `train`: a small GPT trained on the package's sources with each attention, for loss, speed and memory."""
+"""The suite `train`: a small GPT trained once per attention implementation to compare loss, speed and memory."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +33,7 @@ def package_sources_as_bytes() -> torch.Tensor:
 
 
 def batches(steps: int, batch: int, length: int, device: str) -> Iterator[torch.Tensor]:
-    """Yield batches of pieces of the text, each of shape (batch, length). They are the same in every run."""
+    """Yield batches of random excerpts from the text, each of shape (batch, length). All runs use the same batches."""
     text, draw = package_sources_as_bytes(), torch.Generator().manual_seed(1)
     for _ in range(steps):
         at = torch.randint(len(text) - length, (batch, 1), generator=draw)
@@ -43,7 +43,7 @@ def batches(steps: int, batch: int, length: int, device: str) -> Iterator[torch.
 def training_losses(
     model: nn.Module, loss_of: Callable, rate: float, data: Iterable[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
-    """Train the model with AdamW, and yield the loss of every step."""
+    """Train the model with AdamW, and yield the loss after each step."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
     for batch in data:
         loss = loss_of(model, batch)
@@ -73,7 +73,7 @@ class Setting:
 
 
 class Layer(nn.Module):
-    """A transformer layer: attention and a feed-forward network, each with a LayerNorm before and a residual."""
+    """A transformer layer: attention and a feed-forward network, each with a preceding LayerNorm and a residual."""
 
     def __init__(self, setting: Setting, attention):
         super().__init__()
@@ -90,7 +90,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A model that takes bytes and returns the logits of the next byte at each position."""
+    """A model that maps a sequence of bytes to the logits of the next byte at each position."""
 
     def __init__(self, setting: Setting, attention):
         super().__init__()
@@ -104,7 +104,7 @@ class GPT(nn.Module):
 
 
 def next_byte_loss(model: GPT, batch: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of the next bytes, computed with bf16 autocast as in usual training."""
+    """Return the cross-entropy of the next bytes, computed with bf16 autocast as is usual in training."""
     with torch.autocast(batch.device.type, dtype=torch.bfloat16):
         logits = model(batch[:, :-1])
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -114,7 +114,7 @@ def next_byte_loss(model: GPT, batch: torch.Tensor) -> torch.Tensor:
 
 
 def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[float], float, float]:
-    """Train with one implementation, and return the loss of every step, the µs per token and the peak memory in MiB.
+    """Train with one implementation, and return the loss after each step, the µs per token and the peak memory in MiB.
 
     All implementations start with the same weights and use the same batches.
     """
@@ -128,7 +128,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
     for loss in tqdm(steps, total=setting.steps, desc=backend, unit="step", disable=None, leave=False):
         kept.append(loss)
         if len(kept) == SKIPPED:
-            loss.item()  # wait until the GPU has done these steps
+            loss.item()  # wait until the GPU has finished these steps
             start = time.perf_counter()
     curve = [loss.item() for loss in kept]
     seconds = time.perf_counter() - start
@@ -140,7 +140,8 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
 def run(setting: Setting = Setting()) -> Plan:
     """Train with every implementation, and return a finished record.
 
-    It has a loss curve per implementation, and three rows: the mean of the last losses, the time and the memory.
+    The record contains one loss curve per implementation and three rows: the mean of the last losses, the time and the
+    memory.
     """
     runs, failed = prepare_all({name: partial(train, name, setting) for name in implementations.names("train")})
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)

@@ -1,7 +1,8 @@
 """`fa2-lab tune`: search for the best block sizes on a GPU.
 
-The paper tuned by hand and left the search as future work. The command prints what it finds as entries of
-kernels/tables.py, where the next call finds them, a record's commit names them, and a pull request shares them.
+The paper's authors tuned by hand and left an automatic search to future work. The command prints its results as entries
+for kernels/tables.py. Once added there, they are used by the next call, identified by a record's commit, and can be
+shared in a pull request.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from fa2_studio.bench.protocol import Timing, measure
 KERNELS = ("forward", "dq", "dkdv")
 SIZES = (32, 64, 128)
 REPEATS = 7
-WRONG = 0.02  # the largest ‖x − y‖ / ‖y‖ between a candidate's result x and the default's result y
+WRONG = 0.02  # the largest ‖x − y‖ / ‖y‖ accepted for a candidate's result x, where y is the result of the default
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
-    """Search, and print each result at once."""
+    """Search, and print each result as soon as it is found."""
     jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
     bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
     for d, causal, kernel in bar:
@@ -56,13 +57,13 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
 
 
 def table_entry(config) -> tuple:
-    """Return block sizes in the form of kernels/tables.py, with a limit of registers if there is one."""
+    """Return block sizes as an entry of kernels/tables.py, with a register limit if there is one."""
     limits = (config.registers, config.low_reg_schedule) if config.registers or config.low_reg_schedule else ()
     return config.B_r, config.B_c, config.warps, config.stages, *limits
 
 
 def search_config(kernel: str, tensors: list[torch.Tensor], causal: bool):
-    """Return the current choice, the fastest choice with right results, and {choice: milliseconds} of all that ran."""
+    """Return the current choice, the fastest choice with right results, and {choice: milliseconds} for all that ran."""
     from fa2_lab.kernels import tables
 
     before = tables.choose_config(kernel, tensors[0], causal)
@@ -93,7 +94,7 @@ def candidate_configs(kernel: str, before) -> list:
 
 
 def kernel_caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
-    """Return a function that takes a KernelConfig and returns a call, which runs the kernel and returns its outputs."""
+    """Return a function that, given a KernelConfig, returns a call that runs the kernel and returns its outputs."""
     from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.portable import backward, forward
 
@@ -121,13 +122,13 @@ def kernel_caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Cal
             return dq(config, torch.empty_like(Q))
         return dkdv(config, torch.empty_like(K), torch.empty_like(V))
 
-    dq(config=None, dQ=scratch)()  # the kernel for dK and dV reads D
+    dq(config=None, dQ=scratch)()  # run once, because the kernel for dK and dV reads D
     return make
 
 
 def is_right(call: Callable, truth) -> bool:
-    """Return whether a call compiles, fits on the GPU and computes the same as `truth`."""
+    """Return True if a call compiles, fits on the GPU and produces the same results as `truth`."""
     try:
         return all((x - y).norm() <= WRONG * y.norm() for x, y in zip(call(), truth, strict=True))
-    except Exception:  # out of shared memory or registers, or a size that the compiler refuses
+    except Exception:  # out of shared memory or registers, or a size that the compiler rejects
         return False

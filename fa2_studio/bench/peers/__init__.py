@@ -1,1 +1,1 @@
-"""The calls of each implementation. The table of all implementations is in implementations.py."""
+"""The calls of each implementation. implementations.py contains the table of all implementations."""

@@ -1,4 +1,4 @@
-"""The dense attention of each implementation: a function takes a problem and returns a function of q, k and v."""
+"""The dense attention of each implementation, as functions that take a problem and return a function of q, k and v."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def ours(problem: Problem, backend: str = "auto") -> Attend:
-    """Return our attention(), with the backend that it chooses itself or with the given one."""
+    """Return our attention(), which chooses a backend itself unless `backend` names one."""
     from fa2_lab.api.attention import attention
 
     options = problem.mask(default_device())
@@ -29,7 +29,7 @@ def ours(problem: Problem, backend: str = "auto") -> Attend:
 
 
 def plain(problem: Problem) -> Attend:
-    """Return attention by PyTorch operations with N × N matrices. It aligns the causal mask as attention() does."""
+    """Return attention in PyTorch operations on N × N matrices. Its causal mask is aligned as in attention()."""
     group, d = problem.heads // problem.kv_heads, problem.d
     hidden = torch.ones(problem.N_q, problem.N_k, dtype=torch.bool).triu(problem.N_k - problem.N_q + 1)
 
@@ -56,9 +56,9 @@ def sdpa(problem: Problem, backend: SDPBackend) -> Attend:
 
 @dataclass(frozen=True)
 class WithContext:
-    """A call that has to run in a context manager, such as sdpa_kernel(backend) or deterministic_algorithms().
+    """A call that must run inside a context manager, such as sdpa_kernel(backend) or deterministic_algorithms().
 
-    `bare` and `context` are separate, so that a benchmark can enter the context once for many calls.
+    A benchmark can use `bare` and `context` separately to enter the context once for many calls.
     """
 
     bare: Callable
@@ -70,13 +70,13 @@ class WithContext:
 
 
 def call_and_context(call: Callable) -> tuple[Callable, Callable[[], AbstractContextManager]]:
-    """Return a call without its context, and the context that it needs."""
+    """Split a call into the bare call and the context that it needs."""
     return (call.bare, call.context) if isinstance(call, WithContext) else (call, nullcontext)
 
 
 @contextmanager
 def deterministic_algorithms():
-    """Make PyTorch use only deterministic algorithms, in a context, without filling new memory with NaN."""
+    """Return a context in which PyTorch uses only deterministic algorithms, without filling new memory with NaN."""
     settings = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(mode=True)
@@ -89,7 +89,7 @@ def deterministic_algorithms():
 
 
 def deterministic(prepare: Callable[[Problem], Attend]) -> Callable[[Problem], Attend]:
-    """Return a contestant that has to give the same bits in every call, forward and backward."""
+    """Return an implementation whose forward and backward passes must be deterministic."""
     return lambda problem: WithContext(prepare(problem), deterministic_algorithms)
 
 
@@ -102,17 +102,17 @@ def function_of(module: str, name: str) -> Callable:
 
 
 def O_of(output: torch.Tensor | tuple) -> torch.Tensor:
-    """Return O from the output of a function that returns O or (O, L)."""
+    """Return O, given the output of a function that returns either O or (O, L)."""
     return output[0] if isinstance(output, tuple) else output
 
 
 def heads_first(output: torch.Tensor | tuple) -> torch.Tensor:
-    """Return O from the output of Dao's packages, O or (O, L), with the axes (batch, heads, N, d)."""
+    """Return O with axes (batch, heads, N, d), given an output of Dao's packages, which is either O or (O, L)."""
     return O_of(output).transpose(1, 2)
 
 
 def package(problem: Problem, module: str, **options) -> Attend:
-    """Return the attention of one of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
+    """Return the attention of one of Dao's packages, which expect (batch, N, heads, d) and may also return L."""
     if problem.sinks:
         raise Missing("it does not support sinks")
     if problem.window is not None:
@@ -120,14 +120,17 @@ def package(problem: Problem, module: str, **options) -> Attend:
     if problem.softcap is not None:
         options["softcap"] = float(problem.softcap)
     if module == "flash_attn_interface":
-        d_96 = 64 < problem.d <= 96  # if built without d = 96, it would use its slower kernels for d = 128
+        d_96 = 64 < problem.d <= 96  # if built without d = 96, the package would use its slower kernels for d = 128
         refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in options, HDIM96=d_96)
     function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **options)
     return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
 
 def refuse_unbuilt(**asked: bool) -> None:
-    """Raise Missing if the installed FlashAttention-3 was built without a feature. A call would end the process."""
+    """Raise Missing if the installed FlashAttention-3 lacks a feature.
+
+    A call that needs the feature would otherwise end the process.
+    """
     try:
         flags = import_module("flash_attn_config").CONFIG["build_flags"]
     except ImportError:
@@ -138,7 +141,7 @@ def refuse_unbuilt(**asked: bool) -> None:
 
 
 def flash3_cache(problem: Problem) -> Attend:
-    """Return FlashAttention-3's call for decoding. Its cache, (batch, N, heads, d), is laid out once per k."""
+    """Return FlashAttention-3's call for decoding. Its cache, of shape (batch, N, heads, d), is built once per k."""
     function, kept = function_of("flash_attn_interface", "flash_attn_with_kvcache"), {}
 
     def call(q, k, v):
@@ -150,15 +153,15 @@ def flash3_cache(problem: Problem) -> Attend:
 
 
 def gemm_call(n: int = 8192) -> tuple[Callable[[], object], float]:
-    """Return a call of a large bf16 matmul, whose speed is a ceiling for all matmuls, and its FLOPs."""
+    """Return a call that runs a large bf16 matmul, whose speed is the ceiling for all matmuls, and its FLOPs."""
     a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
     return lambda: a @ b, 2.0 * n**3
 
 
 def copy_call(elements: int = 2**30) -> tuple[Callable[[], object], float]:
-    """Return a call of a large copy within HBM, whose speed is a ceiling for all copies, and its bytes.
+    """Return a call that copies a large buffer within HBM, whose speed is the ceiling for all copies, and its bytes.
 
-    The bytes are those that are read and those that are written.
+    The bytes include both those read and those written.
     """
     source, target = torch.empty(2, elements, device="cuda", dtype=torch.bfloat16)
     return lambda: target.copy_(source), 4.0 * elements

@@ -1,4 +1,4 @@
-"""The attention of FlexAttention, PyTorch's compiler for attention, without and with masks."""
+"""The attention of FlexAttention, PyTorch's compiler for attention, with and without masks."""
 
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +15,7 @@ def compiled_flex() -> Callable:
     from torch.nn.attention import flex_attention
 
     torch._dynamo.config.recompile_limit = 1000  # compile for every shape, and never run uncompiled
-    torch._functorch.config.donated_buffer = False  # backward runs many times after one forward
+    torch._functorch.config.donated_buffer = False  # because the backward pass runs many times after one forward pass
     return torch.compile(flex_attention.flex_attention, dynamic=False)
 
 
@@ -23,7 +23,7 @@ def compiled_flex() -> Callable:
 def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
     """Return the causal BlockMask with tiles of 128 × 128.
 
-    The kind of a tile is computed from its corners, because a check of every element would need N² bytes.
+    Each tile is classified by its corners, because checking every element would need N² bytes.
     """
     from torch.nn.attention import flex_attention
 
@@ -42,9 +42,9 @@ def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
 
 
 def tile_lists(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of tiles that each row block visits, and their indices followed by those of other tiles.
+    """Return the number of tiles that each row block visits, and all tile indices, with the visited tiles first.
 
-    This is the form that BlockMask takes.
+    BlockMask expects the tiles in this form.
     """
     order = tiles.int().argsort(dim=1, descending=True, stable=True)
     return tiles.sum(dim=1, dtype=torch.int32)[None, None], order.int()[None, None]
@@ -53,7 +53,8 @@ def tile_lists(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def flex(problem: Problem) -> Attend:
     """Return PyTorch's compiled FlexAttention, with a block mask if the problem has a causal mask or a window.
 
-    A softcap and ALiBi are functions of the score. A sink scales each row of O by the keys' share of the row's sum.
+    A softcap or ALiBi is passed as a function that modifies each score. With a sink, each row of O is scaled by the
+    keys' share of the row's sum.
     """
     N_q, softcap, sinks = problem.N_q, problem.softcap, problem.mask(default_device()).get("sinks")
     options = dict(block_mask=causal_mask(N_q, problem.N_k) if problem.causal else None)

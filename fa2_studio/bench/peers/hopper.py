@@ -1,4 +1,4 @@
-"""Attention for Hopper from the examples of other projects, which have to be installed. None of their code is here."""
+"""Attention for Hopper from examples of other projects, which must be installed because this project has no copies."""
 
 import torch
 
@@ -10,7 +10,7 @@ TLX = "triton.language.extra.tlx.tutorials.hopper_fa_ws_pipelined_pingpong_persi
 
 
 def refuse_others(problem: Problem) -> None:
-    """Raise Missing for a problem that such an example would compute wrongly, for example with incomplete blocks."""
+    """Raise Missing for a problem that these examples would compute wrongly, such as one with incomplete blocks."""
     if problem.mask("cpu"):
         raise Missing("it supports only the causal mask")
     if problem.N_q != problem.N_k or problem.N_q % 128 or problem.d not in (64, 128):
@@ -20,7 +20,7 @@ def refuse_others(problem: Problem) -> None:
 
 
 class Kittens(torch.autograd.Function):
-    """ThunderKittens' functions for the forward and the backward pass as one autograd function."""
+    """An autograd function that combines ThunderKittens' functions for the forward and backward passes."""
 
     @staticmethod
     def forward(ctx, q, k, v, causal):
@@ -42,9 +42,9 @@ def thunder_kittens(problem: Problem) -> Attend:
 
 
 def tilelang(problem: Problem) -> Attend:
-    """Return the attention of TileLang's examples/flash_attention, a folder that has to be on the Python path.
+    """Return the attention of TileLang's examples/flash_attention, a folder that must be on the Python path.
 
-    It is the tuned forward kernel, or if gradients are needed, the example with a backward pass.
+    If gradients are needed, this is the example with a backward pass, and otherwise the tuned forward kernel.
     """
     build = function_of("example_mha_fwd_bhsd", "flashattn")
     with_gradients = function_of("example_mha_bwd_bhsd", "attention")
@@ -55,9 +55,9 @@ def tilelang(problem: Problem) -> Attend:
 
 
 def tlx(problem: Problem) -> Attend:
-    """Return the attention of TLX's tutorial for Hopper in which two consumers alternate.
+    """Return the attention of TLX's Hopper tutorial, in which two consumers alternate.
 
-    It needs the version of Triton that contains TLX.
+    It requires a version of Triton that contains TLX.
     """
     function = function_of(TLX, "attention")
     refuse_others(problem)
