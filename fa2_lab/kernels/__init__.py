@@ -1,7 +1,8 @@
 """Attention in Triton and in Gluon.
 
-The first import of this package turns Triton's interpreter on if there is no GPU, and asks Triton for FMAs, on which
-the kernels rely. FMAs are the default up to Triton 3.9, but 3.9 already warns that this will change.
+When this package is first imported, it enables Triton's interpreter if there is no GPU, and makes Triton fuse
+multiplications and additions into FMAs, which the kernels require. Triton 3.9 still generates FMAs by default, but
+warns that a later version will not.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A call's arguments, in two records: Tensors and Options."""
+"""The arguments of a call, stored in two records: Tensors and Options."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Tensors(NamedTuple):
-    """A call's tensors. A field is None if the call does not have that tensor."""
+    """The tensors of a call. A field is None if the call lacks that tensor."""
 
     q: Tensor
     k: Tensor
@@ -14,9 +14,9 @@ class Tensors(NamedTuple):
     key_lengths: Tensor | None = None
     seed: Tensor | None = None
     sinks: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None  # cumulative lengths: the rows at which packed sequences begin
+    cu_seqlens_q: Tensor | None = None  # cumulative lengths, which are the starts of the packed sequences
     cu_seqlens_k: Tensor | None = None
-    block_table: Tensor | None = None  # if given, k and v are pages: (pages, page_size, kv heads, d)
+    block_table: Tensor | None = None  # if given, k and v are pages of shape (pages, page_size, kv heads, d)
 
     @property
     def sequences(self) -> int | None:
@@ -25,20 +25,20 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """A call's options: all its arguments except the tensors."""
+    """The options of a call, which are all its arguments except the tensors."""
 
     causal: bool
     scale: float
     dropout_p: float = 0.0
-    left: int | None = None  # number of columns each row sees to the left of its diagonal; None means no limit
-    right: int | None = None  # number of columns to the right of the diagonal, if the mask is not causal
+    left: int | None = None  # number of columns that each row sees left of its diagonal, or None for no limit
+    right: int | None = None  # number of columns right of the diagonal, unless the mask is causal
     softcap: float | None = None
-    num_splits: int = 0  # splits of each sequence's keys in decode; 0 means enough splits to fill the GPU
-    exclude_hopper: bool = False  # whether the Hopper kernels must not be used; the decode kernels may be
-    dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
+    num_splits: int = 0  # splits per sequence in decode, or 0 for enough splits to fill the GPU
+    exclude_hopper: bool = False  # whether to exclude the Hopper kernels, but not the decode kernels
+    dominant_sequence: bool = False  # whether one packed sequence dominates the work
     reference: bool = False  # whether the NumPy reference computes the call
-    in_custom_op: bool = False  # inside the custom operator, new memory may be a CUDA graph's and must not be cached
-    bias: Any = None  # a function of (head, row, column), added to the scores; custom operators do not take it
+    in_custom_op: bool = False  # in a custom operator, new memory may belong to a CUDA graph, so it must not be cached
+    bias: Any = None  # function of (head, row, column) added to the scores, unsupported in custom operators
 
     @property
     def needs_portable(self) -> bool:
@@ -47,10 +47,10 @@ class Options(NamedTuple):
 
     @property
     def has_window(self) -> bool:
-        """Whether a window, and not just the causal mask, limits the columns that rows see."""
+        """Whether a window, rather than just the causal mask, limits the columns that rows see."""
         return self.left is not None or self.right is not None
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
-        """The window (left, right) around the diagonal, with right = 0 for the causal mask. None means unbounded."""
+        """The window (left, right) around the diagonal, with right = 0 for the causal mask and None for no bound."""
         return self.left, 0 if self.causal else self.right

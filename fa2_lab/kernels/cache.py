@@ -1,14 +1,13 @@
 """Per-process caches: PREPARED holds calls whose kernels are ready, and CHECKED holds values that passed a check.
 
 Calls with the same key are checked only once, and their kernels are chosen only once. The key contains everything that
-these checks and this choice depend on: types, dtypes, devices, shapes, strides and options, but neither addresses nor
-values. For each key, PREPARED stores the function that computes the calls, and its launches with all arguments except
-the pointers.
-Launches that look the same to the compiler share the kernel that Triton compiled for the first of them. PREPARED also
-stores the modules of the Hopper kernels and the counters of their tile schedulers. Besides this table, only relaunch.py
-stores data per call: the last 1,024 addresses of each descriptor.
+can affect the checks and the choice of kernels: types, dtypes, devices, shapes, strides and options, but neither
+addresses nor values. For each key, PREPARED stores the function that computes the calls, and its launches with all
+arguments except the pointers. Launches that are identical to the compiler share the kernel that Triton compiled for the
+first of them. PREPARED also stores the modules of the Hopper kernels and the counters of their tile schedulers. Apart
+from this table, only relaunch.py stores data per call, namely the last 1,024 addresses of each descriptor.
 
-A few checks, such as the one on the range of key_lengths, depend on values and read them before a launch. CHECKED
+Some checks, such as the one on the range of key_lengths, depend on values and must read them before a launch. CHECKED
 records which versions of which tensors have passed these checks, without modifying the tensors.
 """
 
@@ -20,14 +19,14 @@ from torch import Tensor
 
 PREPARED: dict = {}
 MAX_ENTRIES = 4096
-# {id(x): (weak reference to x, (limits, version, address))}. If the check of x also depended on a second tensor, that
+# {id(x): (weak reference to x, (limits, version, address))}. If the check of x also involved a second tensor, that
 # tensor's weak reference and (version, address) follow.
 CHECKED: dict = {}
 
 
 def get_or_prepare(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return the entry of PREPARED under `key`. If there is none, store the result of make(*arguments) there first."""
-    prepared = PREPARED.get(key, PREPARED)  # None is a valid entry, so PREPARED itself marks a missing one
+    """Return the entry of PREPARED under `key`. If there is none, first store make(*arguments) as this entry."""
+    prepared = PREPARED.get(key, PREPARED)  # PREPARED marks a missing entry, because None is a valid one
     if prepared is PREPARED:
         prepared = keep_prepared(key, make(*arguments))
     return prepared
@@ -42,13 +41,13 @@ def keep_prepared(key: tuple, entry: Any) -> Any:
 
 
 def clear_caches() -> None:
-    """Empty the tables PREPARED and CHECKED, so that every call is checked and prepared again."""
+    """Clear PREPARED and CHECKED, so that every call is checked and prepared again."""
     PREPARED.clear()
     CHECKED.clear()
 
 
 def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return, for each tensor, its properties that belong to a cache key, or None if the tensor is missing."""
+    """Return the properties of each tensor that form part of a cache key, or None for a missing tensor."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
@@ -56,7 +55,7 @@ def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
 
 
 def was_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> bool:
-    """Return whether x has passed a check with these limits, and neither x nor `other` has changed since then."""
+    """Return whether x has passed a check with these limits since x and `other` last changed."""
     entry = CHECKED.get(id(x))
     if entry is None or entry[0]() is not x or entry[1] != (limits, x._version, x.data_ptr()):
         return False
@@ -66,9 +65,9 @@ def was_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> bool:
 def mark_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> None:
     """Remember that x has passed a check with these limits, until x or the tensor `other` changes.
 
-    Changes are detected by a tensor's version and address. For example, x.data = y does not increase the version, but
-    changes x's address. An in-place change through x.data, or through a NumPy array that shares the memory, does not
-    increase the version and is not detected. Inference tensors have no version, so they are never remembered.
+    Changes are detected by means of a tensor's version and address. For example, x.data = y leaves the version of x
+    unchanged, but changes its address. An in-place change through x.data, or through a NumPy array that shares the
+    memory, leaves both unchanged and is not detected. Inference tensors have no version, so they are never remembered.
     """
     if x.is_inference() or (other is not None and other.is_inference()):
         return

@@ -1,11 +1,11 @@
 """The choice of the kernels that compute a call.
 
-The decode kernels compute the forward of calls with a few queries, the Hopper kernels compute large calls on Hopper,
-and the portable kernels compute everything else.
+The decode kernels compute the forward of calls with few queries, the Hopper kernels compute large calls on Hopper, and
+the portable kernels compute everything else.
 
-The functions whose names begin with prepare choose once for all calls like the given one: those with the same options,
-and tensors of the same types, devices, shapes and strides. They return a function that computes these calls. A forward
-takes (tensors), and a backward takes (dO, dL, O, L, tensors).
+The functions whose names start with prepare choose the kernels once for all calls with the same options and with
+tensors of the same types, devices, shapes and strides. They return a function that computes these calls. The function
+for a forward accepts (tensors), and the one for a backward accepts (dO, dL, O, L, tensors).
 """
 
 import warnings
@@ -40,8 +40,8 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one.
 
-    If a tensor's rows are not contiguous, the function copies the tensor first. Otherwise, it is the function returned
-    by prepare_contiguous_forward().
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, return the result
+    of prepare_contiguous_forward().
     """
     if not any(map(needs_copy, tensors)):
         return prepare_contiguous_forward(tensors, options)
@@ -49,8 +49,8 @@ def prepare_forward(tensors: Tensors, options: Options) -> Callable:
 
 
 def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
-    """Return a function that computes (O, L) for calls like this one, with the fastest kernel that supports them."""
-    # A function of a call's tensors, which keeps none of them alive.
+    """Return a function that computes (O, L) for calls like this one, using the fastest kernel that supports them."""
+    # The fallback is a function of a call's tensors, so it does not keep any of them alive.
     portable_fallback = partial(prepare_portable_forward, options=options)
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
@@ -66,7 +66,7 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
 
 
 def prepare_portable_forward(tensors: Tensors, options: Options) -> Callable:
-    """Return a function that computes (O, L) for calls like this one, with the portable forward kernel."""
+    """Return a function that computes (O, L) for calls like this one, using the portable forward kernel."""
     return with_fallback(
         f"the portable forward{bias_suffix(options)}", portable.prepare(tensors, options), bias=options.bias
     )
@@ -76,7 +76,7 @@ def prepare_portable_forward(tensors: Tensors, options: Options) -> Callable:
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Compute and return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
+    """Compute and return (dQ, dK, dV), plus dsinks if the call has sinks. If L has no gradient, dL is None."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *tensor_keys((dO, dL, O, L, *tensors))
     call = get_or_prepare(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
@@ -88,8 +88,8 @@ def prepare_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one.
 
-    If a tensor's rows are not contiguous, the function copies the tensor first. Otherwise, it is the function returned
-    by prepare_contiguous_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, return the result
+    of prepare_contiguous_backward(). If `deterministic` is set, the gradients are bitwise identical in every run.
     """
     stats_contiguous = all(x is None or x.is_contiguous() for x in (dL, L))
     if stats_contiguous and not any(map(needs_copy, (dO, dL, O, *tensors))):
@@ -106,9 +106,9 @@ def prepare_backward(
 def prepare_contiguous_backward(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """Return a function that computes the gradients for calls like this one, with the fastest kernels for them.
+    """Return a function that computes the gradients for calls like this one, using the fastest kernels for them.
 
-    On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable kernels.
+    It uses the Hopper backward kernels if they support the call and are faster, and the portable kernels otherwise.
     """
     launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None
@@ -124,13 +124,13 @@ def prepare_contiguous_backward(
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return a function that computes the gradients for calls like this one, with the portable backward kernels."""
+    """Return a function that computes the gradients for calls like this one, using the portable backward kernels."""
     kernel = portable_backward.prepare(dO, O, tensors, options)
     return with_fallback(f"the portable backward{bias_suffix(options)}", kernel, bias=options.bias)
 
 
 def bias_suffix(options: Options) -> str:
-    """Return a suffix that adds the bias to a kernel's name in error messages, or "" if there is no bias.
+    """Return a suffix that names the bias in a kernel's error messages, or "" if there is no bias.
 
     If a kernel with a bias does not compile, the user's bias is the most likely cause.
     """
@@ -143,22 +143,21 @@ def bias_suffix(options: Options) -> str:
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
     """Return whether the Hopper kernels support a call with these options and optional tensors.
 
-    The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `exclude_hopper` is
-    set.
+    They do not support dropout, a bias, a softcap or sinks, and they must not be used if `exclude_hopper` is set.
     """
     return not (options.needs_portable or options.exclude_hopper) and options.softcap is tensors.sinks is None
 
 
 def hopper_module(direction: str, device: torch.device) -> ModuleType | None:
-    """Return the result of import_hopper(), which runs only once for each direction and device."""
+    """Return the result of import_hopper(), which is called only once per direction and device."""
     return get_or_prepare(("Hopper", direction, device), import_hopper, direction, device)
 
 
 def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
     """Import and return the module that prepares the Hopper kernel for `direction`, "forward" or "backward".
 
-    Return None if the GPU is not a Hopper GPU, if the installed Gluon is too old, or if Triton's interpreter runs the
-    kernels.
+    Return None if the GPU is not a Hopper GPU, if the installed Gluon is too old, or if kernels run in Triton's
+    interpreter.
     """
     if device.type != "cuda" or torch.version.hip or interpreter.is_enabled():
         return None
@@ -174,7 +173,7 @@ def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
 # Kernels that this Triton cannot compile ------------------------------------------------------------------------
 
 ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
-WARNED: set[str] = set()  # the kernels for which a warning has been shown
+WARNED: set[str] = set()  # kernels for which a warning has been shown
 
 
 def with_fallback(
@@ -182,9 +181,9 @@ def with_fallback(
 ) -> Callable:
     """Return a function that calls `kernel`, but falls back to prepare_fallback(*arguments) if `kernel` fails.
 
-    A call falls back if `kernel` returns None for it. If Triton cannot compile `kernel`, this call and all later ones
-    fall back or, if `prepare_fallback` is None, raise an error. `name` is the kernel's name in messages. If a kernel
-    with a bias fails in Triton's interpreter, the error names the bias.
+    The fallback also handles calls for which `kernel` returns None. If Triton cannot compile `kernel`, this call and
+    all later ones use the fallback or, if `prepare_fallback` is None, raise an error. `name` identifies the kernel in
+    messages. If a kernel with a bias fails in Triton's interpreter, the error names the bias.
     """
     compiles, fallback = True, None
 
@@ -213,9 +212,9 @@ def with_fallback(
 def is_compile_error(error: Exception) -> bool:
     """Return whether `error` means that Triton could not compile a kernel, rather than that a call or the GPU failed.
 
-    Most such errors have one of Triton's own types. Others are raised inside its compiler, such as a RuntimeError for
-    code that its verifier rejects, or inside its launcher for an unknown option. Because the compiler also loads the
-    kernel, a CUDA error can be raised there as well, but does not count.
+    Most such errors are of Triton's own types. Others are raised inside its compiler, such as a RuntimeError for code
+    that its verifier rejects, or inside its launcher for an unknown option. A CUDA error can also be raised inside the
+    compiler, because the compiler loads the kernel, but it is not a compile error.
     """
     if isinstance(error, TritonError):
         return not is_interpreter_error(error)
@@ -230,18 +229,18 @@ def is_compile_error(error: Exception) -> bool:
 
 
 def is_interpreter_error(error: BaseException) -> bool:
-    """Return whether Triton's interpreter raised `error` because a kernel's code failed."""
+    """Return whether Triton's interpreter raised `error` because the code of a kernel failed."""
     return type(error).__name__ == "InterpreterError"
 
 
 def compile_error_message(name: str, error: Exception) -> str:
-    """Return a line with the name of the kernel that Triton cannot compile, and the error's type and first line."""
+    """Return a line that names the kernel Triton cannot compile, with the type and the first line of the error."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
 def bias_error_message(bias: Callable, error: BaseException) -> str:
-    """Return the message for a bias that fails in Triton's interpreter, including the first of the chained errors."""
+    """Return the message for a bias that fails in Triton's interpreter, with the root cause of the error."""
     while is_interpreter_error(error) and error.__cause__ is not None:
         error = error.__cause__
     failure = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
@@ -249,7 +248,7 @@ def bias_error_message(bias: Callable, error: BaseException) -> str:
 
 
 def warn_once(name: str, error: Exception) -> None:
-    """Warn, once per kernel, that Triton cannot compile it and that the portable kernels run instead."""
+    """Warn, once per kernel, that Triton cannot compile it and that the portable kernels are used instead."""
     if name in WARNED:
         return
     WARNED.add(name)

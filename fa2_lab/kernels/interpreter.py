@@ -1,6 +1,6 @@
-"""The switch for Triton's interpreter, which runs kernels in Python, program by program, if there is no GPU.
+"""The switch for Triton's interpreter, which runs kernels in Python, one program after another, if there is no GPU.
 
-The switch has to be set before Triton is imported.
+The interpreter must be enabled before Triton is imported.
 """
 
 import os
@@ -9,23 +9,23 @@ from functools import cache
 from pathlib import Path
 from threading import RLock
 
-GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs in WSL
-LOCK = RLock()  # the interpreter keeps its state in global variables
+GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files of NVIDIA GPUs, AMD GPUs, and GPUs in WSL
+LOCK = RLock()  # locked during a launch, because the interpreter keeps its state in global variables
 
 
 def enable_without_gpu() -> None:
     """Enable Triton's interpreter if there is no GPU driver, or if torch finds no GPU.
 
-    If the user or an earlier import of Triton has already decided, do nothing.
+    Do nothing if the user has set TRITON_INTERPRET or Triton has already been imported.
     """
     if "triton" not in sys.modules and not os.environ.get("TRITON_INTERPRET") and not has_gpu():
         os.environ["TRITON_INTERPRET"] = "1"
 
 
 def has_gpu() -> bool:
-    """Return whether there is a GPU driver and torch finds a GPU. If torch is not installed, the driver alone counts.
+    """Return whether there is a GPU driver and torch finds a GPU. If torch is not installed, check only for a driver.
 
-    torch is imported only if there is a driver, because this import takes a second.
+    torch is imported only if there is a driver, because importing it takes a second.
     """
     if not any(Path(node).exists() for node in GPU_NODES):
         return False
@@ -69,5 +69,5 @@ def version_conflict() -> str:
 
 @cache
 def announce_once() -> None:
-    """Print once to stderr that Triton's interpreter runs the kernels, because this explains why they are slow."""
+    """Print once to stderr that Triton's interpreter runs the kernels, to explain why they are slow."""
     print("fa2_lab: no GPU here, so the Triton kernels run in Triton's interpreter: right, but slow.", file=sys.stderr)

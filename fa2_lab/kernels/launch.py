@@ -1,4 +1,4 @@
-"""Kernel launches that take little host time, and the arguments that a launch needs besides its tensors."""
+"""Kernel launches with little host overhead, and the arguments that a launch needs besides its tensors."""
 
 import functools
 import math
@@ -19,27 +19,26 @@ from fa2_lab.tiles import cdiv
 triton_versions.check_and_patch()
 MiB = 2**20
 
-# The sizes on which kernels are not specialized, so that Triton compiles one kernel for all their values. N_q is not
-# among them, because the compiler needs fewer registers if it knows that 16 divides N_q. Otherwise, the causal forward
-# at d = 128 would spill 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels: for N_q = 1,
-# for multiples of 16, and for all other N_q.
+# Kernels are not specialized on these sizes, so that Triton compiles one kernel for all their values. The list excludes
+# N_q, because a compiler that knows that N_q is a multiple of 16 needs fewer registers. Without this knowledge, the
+# causal forward at d = 128 would spill 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels,
+# for N_q = 1, for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
-# Programmatic dependent launch: a kernel can start while the previous one is still running, and itself waits for it.
+# With programmatic dependent launch, a kernel can start while the previous one is still running, and then waits for it.
 USE_PDL = dict(launch_pdl=True)
 
-# Fuse each multiplication and addition into an FMA. From Triton 3.10, the compiler does so only on request.
+# Fuse multiplications and additions into FMAs. From Triton 3.10 on, the compiler does so only on request.
 FP_FUSION = dict(enable_fp_fusion=True)
 
 
 class Launch:
-    """A kernel launch: the grid and all arguments except the tensors.
+    """A kernel launch with its grid and all arguments except the tensors.
 
-    All calls with the same key (see cache.py) share a Launch.
-
-    Calling it with tensors launches the kernel. The first tensors, one for each of `descriptors`, reach the kernel as
-    tensor descriptors, and the other tensors as pointers. All other arguments are passed by name: strides, sizes and
-    compile-time constants. `options` are the options for Triton's compiler.
+    All calls with the same key (see cache.py) share a Launch. Calling the Launch with tensors launches the kernel. The
+    first tensors, one for each of `descriptors`, are passed to the kernel as tensor descriptors, and the other tensors
+    as pointers. All other arguments, which are strides, sizes and compile-time constants, are passed by name. `options`
+    are the options for Triton's compiler.
     """
 
     def __init__(
@@ -52,17 +51,17 @@ class Launch:
         self.descriptors = descriptors
         # The relauncher performs the second and all later launches. It is None if Triton's own call cannot be bypassed.
         self.relauncher: Any = None
-        self.relauncher_is_final = False  # set by the first launch
+        self.relauncher_is_final = False  # set to True by the first launch
 
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
 
         The first launch uses Triton's own call, which compiles the kernel. Later launches bypass this call and take a
         third of its time. If Triton has already compiled the same kernel for other sizes, even the first launch
-        bypasses it.
+        bypasses the call.
 
-        For a pointer that is not 16-byte-aligned, Triton compiles a different kernel, so its own call is always used.
-        Kernels with descriptors are an exception, because they never read sixteen bytes at once through a pointer.
+        If a pointer is not 16-byte-aligned, Triton compiles a different kernel, so its own call is always used. Kernels
+        with descriptors are an exception, because they never read 16 bytes through a pointer in a single load.
         """
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
@@ -82,7 +81,7 @@ class Launch:
             keep_prepared(self.compile_key(tensors), self.relauncher)
 
     def compile_key(self, tensors: Any) -> tuple:
-        """Return everything about a launch that affects the compiled kernel.
+        """Return all properties of a launch that affect the compiled kernel.
 
         Launches with equal keys share one compiled kernel.
         """
@@ -95,7 +94,7 @@ class Launch:
 
 
 def descriptor_for(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return a copy of a tensor descriptor that describes the tensor X, without repeating the descriptor's checks."""
+    """Return a copy of a tensor descriptor that describes X, without repeating the checks of its constructor."""
     described = copy(descriptor)
     described.base = X
     return described
@@ -107,7 +106,7 @@ def current_stream(X: torch.Tensor) -> int:
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return each tensor's address, or 0 for a tensor that is None. Kernels never read from address 0."""
+    """Return each tensor's address, or 0 if a tensor is None. Kernels never read from address 0."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
@@ -115,15 +114,15 @@ def addresses(tensors: Any) -> list[int]:
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
-    """Return X's (batch, heads, N, d).
+    """Return the shape of X as (batch, heads, N, d).
 
-    Packed sequences (tokens, heads, d) count as the rows of a single batch entry.
+    Packed sequences of shape (tokens, heads, d) count as the rows of a single batch entry.
     """
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
 def strides(X: torch.Tensor) -> tuple[int, ...]:
-    """Return X's strides for batch entries, heads and rows. Its columns must be contiguous.
+    """Return the strides of X for batch entries, heads and rows. The columns of X must be contiguous.
 
     For packed sequences, the row stride takes the place of the batch stride, because a kernel addresses a sequence by
     its first row.
@@ -132,17 +131,17 @@ def strides(X: torch.Tensor) -> tuple[int, ...]:
 
 
 def all_strides(*tensors: torch.Tensor) -> tuple:
-    """Return the tensors' strides, and whether the compiler has to be told that 8 divides all of them.
+    """Return the tensors' strides, and whether the compiler must be told that they are all multiples of 8.
 
-    The compiler loads eight 16-bit elements at once only if it knows that 8 divides every stride. By itself, it only
-    checks whether 16 divides a stride, as it does for d = 80 but not for d = 72.
+    The compiler loads eight 16-bit elements with one instruction only if it knows that every stride is a multiple of 8.
+    On its own, it checks only whether a stride is a multiple of 16, which holds for d = 80 but not for d = 72.
     """
     strides_of_all = tuple(map(strides, tensors))
     return strides_of_all, triton.language.constexpr(math.gcd(16, *chain(*strides_of_all)) == 8)
 
 
 def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
-    """Return how many programs a launch has if each program processes B rows of one of X's heads.
+    """Return the number of programs in a launch in which each program processes B rows of a head of X.
 
     For packed sequences, this is an upper bound, which also covers the rows after the last sequence.
     """
@@ -153,22 +152,22 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 def size_arguments(
     Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
 ) -> dict:
-    """Return the size arguments for a kernel whose programs each own a block of `owned` and loop over `streamed`."""
+    """Return the size arguments for a kernel in which a program owns a block of `owned` and loops over `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
     return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window_bounds(options: Any) -> tuple:
-    """Return the bounds (left, right) of the window around the diagonal, with right = 0 for the causal mask.
+    """Return the bounds (left, right) of the window around the diagonal, where right is 0 for the causal mask.
 
-    Only this 0 is a compile-time constant. All other bounds are runtime values.
+    The causal mask's 0 is a compile-time constant. All other bounds are runtime values.
     """
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return the number of heads to process concurrently: as many as fit in 8 MiB of L2, but at least 1.
+    """Return the number of heads that fit in 8 MiB of L2, or 1 if none does, as the number to process concurrently.
 
     Each head counts twice, because the kernel reads two tensors of X's size (for example, K and V).
     """
@@ -183,12 +182,12 @@ def sm_count(device: torch.device) -> int:
 
 
 def dropout_rule(p: float) -> DropoutRule:
-    """Return the DropoutRule for dropout with probability p."""
+    """Return the DropoutRule for a dropout probability of p."""
     return DropoutRule(math.floor(p * 2**32), 1 / (1 - p))
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Return a context manager that makes Q's GPU the current one, as Triton requires during a launch."""
+    """Return a context manager that makes the GPU of Q current, as Triton requires during a launch."""
     if not Q.is_cuda:
         return interpreter.LOCK
     if Q.get_device() == torch.accelerator.current_device_index():

@@ -1,16 +1,15 @@
-"""Relaunch a compiled kernel on other tensors with little host time.
+"""Relaunch a compiled kernel on other tensors with little host overhead.
 
-At every launch, Triton's own Python code examines all arguments again, asks the driver about every pointer and encodes
-every tensor descriptor. With four descriptors, this takes 14 µs. This module records, once, the arguments that Triton
-passes to the driver, and later launches replace only the addresses. If that is impossible, Triton's own call is used,
+At every launch, Triton's own Python code examines all arguments, queries the driver about every pointer, and encodes
+every tensor descriptor. With four descriptors, this takes 14 µs. This module records the arguments that Triton passes
+to the driver once, and replaces only the addresses in later launches. If this is impossible, Triton's own call is used,
 which gives the same results but is slower.
 
-The module relies on internals that Triton 3.6 to 3.9 have in common (triton_versions.py lists them). A compiled
-kernel's `run` is a callable object that receives the grid, the stream, the function, packed metadata, launch metadata,
-two hooks and the kernel's arguments, and passes them to its `launch`, the driver's C function. For kernels with
-descriptors, `launch` is a Python wrapper around the C function. The wrapper replaces each descriptor by (the encoded
-TMA descriptor, *shape, *strides). The order of `launch`'s arguments differs between versions, so it is found by
-recording a call.
+The module relies on internals shared by Triton 3.6 to 3.9 (listed in triton_versions.py). A compiled kernel's `run` is
+a callable object. It receives the grid, the stream, the function, packed metadata, launch metadata, two hooks and the
+kernel's arguments, and passes them to its `launch`, the driver's C function. For kernels with descriptors, `launch` is
+a Python wrapper around the C function, which replaces each descriptor with (the encoded TMA descriptor, *shape,
+*strides). Because the order of `launch`'s arguments differs between versions, it is determined by recording a call.
 """
 
 import copy
@@ -35,7 +34,7 @@ def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptor
     try:
         return Relaunch(compiled, grid, stream, arguments, n_descriptors, n_pointers)
     except Exception:
-        return None  # Triton's internals have changed: the caller uses Triton's own launch
+        return None  # Triton's internals have changed, so the caller uses Triton's own launch
 
 
 class Relaunch:
@@ -44,7 +43,7 @@ class Relaunch:
     def __init__(
         self, compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptors: int, n_pointers: int
     ) -> None:
-        self.compiled = compiled  # keeps the kernel's code on the GPU
+        self.compiled = compiled  # a reference that keeps the kernel's code on the GPU
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
         launch_args = recorded_launch_args(compiled, stream, arguments)
         self.args_in_list = are_same_objects(launch_args[-1], arguments)  # since Triton 3.7
@@ -58,7 +57,7 @@ class Relaunch:
         self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
         self.meta = [*compiled.metadata.tensordesc_meta] if n_descriptors else []
         self.encoders = [*map(descriptor_encoder, kernel_args[:n_descriptors], self.meta)]
-        # Plain tuples are unpacked faster. None of these arguments is a tensor, so no tensor is kept alive.
+        # Plain tuples are faster to unpack. None of these arguments is a tensor, so no tensor is kept alive.
         self.rest = [*map(as_plain_tuples, kernel_args[n_descriptors + n_pointers :])]
         self.launcher = compiled.run.launch
         if n_descriptors:
@@ -72,7 +71,8 @@ class Relaunch:
     def with_arguments(self, grid: Any, descriptors: Any, rest: Any) -> "Relaunch":
         """Return a copy of this launch with a new grid, new `descriptors` and other new arguments (`rest`).
 
-        The new arguments must lead to the same compiled kernel: both launches must have the same Launch.compile_key().
+        The new arguments must lead to the same compiled kernel, so both launches must have the same
+        Launch.compile_key().
         """
         copied = copy.copy(self)
         copied.base = [*grid, *self.base[3:]]
@@ -99,7 +99,7 @@ class Relaunch:
         return True
 
     def kernel_args(self, addresses: Any) -> list:
-        """Return the kernel's arguments for these addresses: encoded descriptors, pointers, and the recorded rest."""
+        """Return the kernel's arguments for these addresses, which are descriptors, pointers, and recorded others."""
         kernel_args = []
         for encode, address in zip(self.encoders, addresses):  # noqa: B905  (strict costs time)
             kernel_args += encode(address)
@@ -111,26 +111,27 @@ class Relaunch:
 def specialization_key(kernel: Any, arguments: dict[str, Any]) -> tuple:
     """Return the properties of each launch argument that affect the compiled kernel.
 
-    For a constant, this is its value. For an integer, it is its width and, if the kernel is specialized on it, whether
-    it is 1 and whether 16 divides it.
+    A constant is represented by its value. An integer is represented by its width and, if the kernel is specialized on
+    it, by whether it is 1 and whether it is a multiple of 16.
     """
     try:
         parameters = trailing_parameters(kernel, len(arguments))
     except AttributeError:
-        return (object(),)  # Triton's internals have changed: a new object differs from every key, so nothing is reused
+        return (object(),)  # Triton's internals have changed, so return a unique key, and nothing is reused
     return tuple([specialization(arguments[name], constant, special) for name, constant, special in parameters])
 
 
 @functools.cache
 def trailing_parameters(kernel: Any, count: int) -> list[tuple[str, bool, bool]]:
-    """Return the last `count` parameters of a kernel as (name, whether it is a constant, whether it is specialized)."""
+    """Return (name, is constant, is specialized) for each of the last `count` parameters of a kernel."""
     return [(p.name, bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params[-count:]]
 
 
 def specialization(x: Any, constant: bool, specialized: bool) -> Any:
     """Return the properties of the argument x that affect the compiled kernel.
 
-    For a constant, these are its type and value. `specialized` tells whether the kernel is specialized on x's value.
+    A constant is represented by its type and value. `specialized` is True if the kernel is specialized on the value of
+    x.
     """
     kind: Any = type(x)
     if kind is constexpr:
@@ -146,9 +147,9 @@ def specialization(x: Any, constant: bool, specialized: bool) -> Any:
 
 
 def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
-    """Return the arguments that Triton would pass to its `launch`, recorded by a copy of `run`.
+    """Return the arguments that Triton would pass to its `launch`, as recorded by a copy of `run`.
 
-    The recording uses an empty grid, so no program runs even if a later Triton calls its driver in another way.
+    The recording uses an empty grid, so no program runs even if a later Triton version calls its driver differently.
     """
     run, launch_args = copy.copy(compiled.run), []
     run.launch = lambda *everything: launch_args.extend(everything)
@@ -159,19 +160,19 @@ def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
 
 
 def are_same_objects(values: Any, arguments: Any) -> bool:
-    """Return whether `values` holds the very same objects as `arguments`, in the same order."""
+    """Return whether `values` contains exactly the objects of `arguments`, in the same order."""
     return isinstance(values, (list, tuple)) and len(values) == len(arguments) and all(map(is_, values, arguments))
 
 
 def as_plain_tuples(x: Any) -> Any:
-    """Return x with all tuples, even nested ones, replaced by plain tuples, which unpack three times as fast."""
+    """Return x with all tuples, including nested ones, replaced by plain tuples, which unpack three times as fast."""
     return tuple([as_plain_tuples(y) if isinstance(y, tuple) else y for y in x]) if isinstance(x, tuple) else x
 
 
 def unwrapped_launcher(launch: Any, launch_args: list) -> tuple[Any, list]:
     """Return the driver's C function that the Python function `launch` calls, and the arguments that it would receive.
 
-    The arguments are recorded by a copy of `launch` that calls another function instead of the C function.
+    The arguments are recorded by a copy of `launch` that calls a recording function instead of the C function.
     """
     driver_args: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
@@ -182,14 +183,14 @@ def unwrapped_launcher(launch: Any, launch_args: list) -> tuple[Any, list]:
 
 
 def same_argument(mine: Any, theirs: Any) -> bool:
-    """Return whether two arguments are equal, or are both TMA descriptors, which cannot be compared."""
+    """Return whether two arguments are equal, or are both TMA descriptors, which are not comparable."""
     return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
 def descriptor_encoder(descriptor: Any, meta: Any) -> Any:
-    """Return a function that turns an address into the arguments that replace a tensor descriptor.
+    """Return a function that converts an address to the arguments that take the place of a tensor descriptor.
 
-    `meta` is Triton's record of the compiled descriptor, such as its swizzle and block size. The function caches its
+    `meta` is Triton's record of the compiled descriptor, such as its swizzle and block size. The function caches the
     results for the last 1,024 addresses.
     """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST

@@ -1,4 +1,4 @@
-"""Copies of tensors whose strides the kernels do not accept, and new tensors with other tensors' strides."""
+"""Copies of tensors with strides that the kernels do not support, and new tensors with the strides of others."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def needs_copy(x: Tensor | None) -> bool:
-    """Return whether kernels need a copy of x, because its rows are not contiguous or it has a pending negation."""
+    """Return whether kernels need a copy of x because its rows are not contiguous or a negation is pending."""
     if x is None:
         return False
     strided = x.stride(-1) != 1 and x.shape[-1] > 1
@@ -15,7 +15,7 @@ def needs_copy(x: Tensor | None) -> bool:
 
 
 def rows_contiguous(x: Any) -> Any:
-    """Return x, or a copy with contiguous rows if needs_copy() says that x needs one.
+    """Return x, or a copy with contiguous rows if needs_copy() is true for x.
 
     The copy is made with clone(), because contiguous() returns an empty tensor unchanged.
     """
@@ -23,10 +23,10 @@ def rows_contiguous(x: Any) -> Any:
 
 
 def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with x's shape and x's dimension order in memory, as torch's own operators do.
+    """Return a new tensor with the shape of x and its dimension order in memory, as torch's own operators do.
 
-    Its rows are always contiguous, and no two of its elements share memory, even if elements of x do. On the device
-    "meta", it has a shape and strides, but no memory.
+    The rows of the new tensor are always contiguous, and no two of its elements share memory, even if elements of x do.
+    On the device "meta", the tensor has a shape and strides, but no memory.
     """
     made = torch.empty_like(x, device=device)
     if made.stride(-1) == 1 or made.shape[-1] <= 1:
@@ -35,10 +35,10 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def layout_of_result(x: Tensor) -> Tensor:
-    """Return a tensor with the shape and strides of contiguous_like(x). Only these two may be used.
+    """Return a tensor with the shape and strides of contiguous_like(x), for use of these two properties only.
 
-    If x has no gaps, in (batch, heads, N, d) or in (batch, N, heads, d) order, x itself is returned. Otherwise, it is a
-    tensor on the device "meta", which torch takes 0.1 ms to make.
+    Return x itself if it is in (batch, heads, N, d) or (batch, N, heads, d) order, without gaps. Otherwise, return a
+    tensor on the device "meta", which torch takes 0.1 ms to create.
     """
     if x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous()):
         return x

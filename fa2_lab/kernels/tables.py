@@ -1,11 +1,11 @@
-"""Block sizes, warps and stages of the portable kernels, for each chip family and each d.
+"""Block sizes, warps and stages of the portable kernels, for each chip family and head dimension.
 
-There are three kernels: "forward", and in the backward pass "dkdv" (dK, dV) and "dq" (dQ). The entries for Hopper
-were measured on an H200. The others were chosen by compiling: without a bias, they fit in the chip's shared memory and
-spill no registers, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed this
-check, they were compared by running the A100's code on an H200. Three entries do spill: Hopper's backward at d = 256,
-fp32 at d = 256, and, outside its loops, Hopper's forward at d ≤ 64 without a mask. `fa2-lab tune` measures other
-entries on your GPU, and prints the faster ones in the form of these tables.
+There are three kernels: "forward", and in the backward pass "dkdv" (dK, dV) and "dq" (dQ). The entries for Hopper were
+measured on an H200. The other entries were chosen by compiling them. Without a bias, they fit in the chip's shared
+memory and spill no registers, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed
+this check, they were compared by running the A100's code on an H200. Three entries are exceptions that spill: Hopper's
+backward at d = 256, fp32 at d = 256, and, outside its loops, Hopper's forward at d ≤ 64 without a mask. `fa2-lab tune`
+measures other entries on your GPU and prints the faster ones in the format of these tables.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """A table entry: the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
+    """A table entry with the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
 
     Other implementations call B_r and B_c BLOCK_M and BLOCK_N.
     """
@@ -30,8 +30,8 @@ class KernelConfig:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # maximum per thread; only NVIDIA's compiler accepts this option
-    low_reg_schedule: bool = False  # whether the compiler orders instructions so that fewer registers are needed
+    registers: int | None = None  # maximum number per thread, an option that only NVIDIA's compiler accepts
+    low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     d_pad: int = 0  # d, padded for the tensor cores
     upcast: bool = False  # whether tiles are converted to fp32 before a matmul
 
@@ -42,21 +42,21 @@ class KernelConfig:
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
     def constants(self, Q: torch.Tensor) -> PortableConstants:
-        """Return a kernel's compile-time constants for tensors like Q."""
+        """Return the compile-time constants of a kernel for tensors like Q."""
         o_chunk = min(self.d_pad, self.B_r) if splits_head_dim(Q) else self.d_pad
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, o_chunk, self.upcast
         return PortableConstants(*map(triton.language.constexpr, numbers))
 
 
-USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers, and can spill some
-LOW_REG_SCHEDULE = dict(sched4reg=True)  # since Triton 3.9: an instruction order that needs fewer registers
+USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers and can spill
+LOW_REG_SCHEDULE = dict(sched4reg=True)  # an instruction order that saves registers, available since Triton 3.9
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}; a pair is (full, causal)
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}, or a pair of tuples (full, causal)
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
-        # with 128 registers, four programs fit on an SM; with 132, only three, which is 10% slower
+        # with 128 registers, four programs fit on an SM; with 132, only three do, which is 10% slower
         64: (64, 64, 4, 3, 128, USE_LOW_REG),
         128: (64, 64, 4, 3),
         256: (128, 32, 8, 2, None, USE_LOW_REG),
@@ -69,7 +69,7 @@ HOPPER = dict(
         128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
         256: (32, 64, 8, 2),
     },
-    # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 if N_q = N_k = 1
+    # at d = 16, tiles of 64 × 64 with two or three stages crash the ptxas of Triton 3.6 if N_q = N_k = 1
     dq={
         16: (64, 32, 4, 2),
         32: (64, 64, 4, 3),
@@ -78,19 +78,19 @@ HOPPER = dict(
         256: (64, 32, 4, 2),
     },
 )
-ADA = dict[str, dict](  # sm_86 and sm_89, whose shared memory has 99 KiB
+ADA = dict[str, dict](  # sm_86 and sm_89, which have 99 KiB of shared memory
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
-    # at 256, unless a limit is given, ptxas uses at most 168 registers for sm_80 and spills 2
+    # at d = 256, without a given limit, ptxas uses at most 168 registers on sm_80 and spills 2
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
-AMPERE = dict(  # sm_80; compared with FlashAttention-2's own kernels, both as sm_80 code on an H200
+AMPERE = dict(  # sm_80, compared with FlashAttention-2's own kernels by running both as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
-    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all faster entries spill at some d
+    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # all faster entries for 128 spill at some d
     dq=ADA["dq"],
 )
-BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
-    # at 64, unless a limit is given, ptxas uses at most 128 registers for sm_100 and spills 4
+BLACKWELL = dict(  # sm_100, and sm_120 with its 99 KiB of shared memory
+    # at d = 64, without a given limit, ptxas uses at most 128 registers on sm_100 and spills 4
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     dkdv=ADA["dkdv"],
     dq=ADA["dq"] | {128: (64, 64, 8, 2)},
@@ -100,16 +100,16 @@ CDNA = dict(  # AMD's MI300 family: 64 KiB
     dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
     dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
 )
-FP32 = dict(  # no tensor cores: FMAs on values in registers
+FP32 = dict(  # FMAs on values in registers, without tensor cores
     forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
     dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
     dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
 )
-INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))  # few, large tiles are fastest
+INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))  # a few large tiles are fastest
 
 
 def chip_tables() -> dict:
-    """Return the tables for the chip family that Triton compiles for: the current GPU's, or TRITON_OVERRIDE_ARCH's."""
+    """Return the tables for the target chip family, which is that of the GPU unless TRITON_OVERRIDE_ARCH is set."""
     target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA
@@ -122,16 +122,16 @@ def chip_tables() -> dict:
 def splits_head_dim(Q: torch.Tensor) -> bool:
     """Return whether O is computed in pieces of at most B_r columns.
 
-    If several matmuls are chained, the last one decides how the warps share a tile. If its tile has at least as many
-    rows as columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, so P and each
-    row's maximum and sum have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always give
-    whole rows to a warp, so O is not computed in pieces on these GPUs.
+    In a chain of matmuls, the last one determines how the warps divide a tile. If its tile has at least as many rows as
+    columns, each warp gets entire rows of S. Otherwise, each warp gets some columns of all rows, so P and each row's
+    maximum and sum must be exchanged through shared memory. Hopper's wgmma and AMD's compiler always assign entire rows
+    to a warp, so O is not computed in pieces on these GPUs.
     """
     return Q.dtype != torch.float32 and not interpreter.is_enabled() and chip_tables() in (AMPERE, ADA, BLACKWELL)
 
 
 def padded_head_dim(d: int) -> int:
-    """Return d_pad: d rounded up to a power of two, and to at least 16, as tensor cores require."""
+    """Return d_pad, which is d rounded up to a power of two, and to at least 16, as tensor cores require."""
     return max(16, power_of_2(d))
 
 
@@ -141,12 +141,12 @@ def power_of_2(n: int) -> int:
 
 
 def needs_upcast(Q: torch.Tensor) -> bool:
-    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 is in Triton's interpreter."""
+    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 tiles are in the interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.is_enabled()
 
 
 def choose_config(kernel: str, Q: torch.Tensor, causal: bool) -> KernelConfig:
-    """Return the KernelConfig of one kernel ("forward", "dkdv" or "dq") for tensors like Q on this GPU."""
+    """Return the KernelConfig of a kernel ("forward", "dkdv" or "dq") for tensors like Q on this GPU."""
     fixed: dict[str, Any] = dict(d_pad=padded_head_dim(Q.shape[-1]), upcast=needs_upcast(Q))
     if interpreter.is_enabled():
         return KernelConfig(*INTERPRETED[kernel], **fixed)

@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
 
-with suppress(ImportError):  # TESTED can be read even without Triton
+with suppress(ImportError):  # allow TESTED to be read even without Triton
     import triton
     from triton.runtime import driver as driver
 
@@ -39,23 +39,23 @@ OLDEST = "3.6"
 
 
 def major_minor(version: str) -> tuple[int, ...]:
-    """Return (major, minor) of a version, such as (3, 9) for "3.9.0"."""
+    """Return (major, minor) for a version, such as (3, 9) for "3.9.0"."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def by_triton(entries: dict[str, Any]) -> Any:
     """Return the entry for the installed version of Triton.
 
-    Each entry is valid from its own version up to, but not including, the next entry's version.
+    Each entry is valid from its own version up to, but not including, that of the next entry.
     """
     installed = major_minor(triton.__version__)
     return entries[max((version for version in entries if major_minor(version) <= installed), key=major_minor)]
 
 
 def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """Return the packages to install if these versions of Triton and NumPy do not work together, or "" if they do.
+    """Return the packages to install if these Triton and NumPy versions are incompatible, or "" if they are not.
 
-    `interpreted` tells whether Triton's interpreter runs the kernels.
+    `interpreted` is True if Triton's interpreter runs the kernels.
     """
     if major_minor(triton) < major_minor(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
@@ -69,7 +69,7 @@ def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
 def check_and_patch() -> None:
     """Raise an error if Triton is too old, and speed up Triton's interpreter.
 
-    Call this before importing a kernel.
+    Call this function before importing a kernel.
     """
     if conflict := version_conflict(triton.__version__, numpy="", interpreted=False):
         raise RuntimeError(f"fa2_lab: {conflict}; backend='reference' runs everywhere")
@@ -81,9 +81,9 @@ def check_and_patch() -> None:
 
 @cache
 def add_newest_names() -> None:
-    """Make the newest Triton's API names available in an older installed version.
+    """Make the API names of the newest Triton available in an older installed version.
 
-    Call this before importing the first Gluon kernel.
+    Call this function before importing the first Gluon kernel.
     """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
@@ -104,7 +104,7 @@ def add_newest_names() -> None:
 
 
 def atomic_add() -> Any:
-    """Return a replacement for tma.async_atomic_add, which Triton lacks before version 3.8.
+    """Return a replacement for tma.async_atomic_add, which is missing in Triton before version 3.8.
 
     The replacement uses TMA to add a tile in shared memory to a tensor in HBM.
     """
@@ -121,7 +121,7 @@ def atomic_add() -> Any:
 
 
 def aggregate(cls: Any) -> Any:
-    """Turn the class `cls` into an aggregate, as triton.aggregate does in Triton 3.8 and later.
+    """Convert the class `cls` to an aggregate, like triton.aggregate in Triton 3.8 and later.
 
     An aggregate is a class whose annotated fields are passed to kernel functions as a single argument.
     """
@@ -132,15 +132,15 @@ def aggregate(cls: Any) -> Any:
         for (name, annotation), value in zip(fields.items(), values, strict=True):
             setattr(self, name, constexpr(value) if annotation is constexpr else value)
 
-    vars(__init__)["__triton_builtin__"] = True  # keeps Triton from compiling its code
+    vars(__init__)["__triton_builtin__"] = True  # prevents Triton from compiling its code
     cls.__init__ = __init__
     return triton.language.core._aggregate(cls)
 
 
 def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
-    """Make a compiled kernel request at least `least_bytes` bytes of shared memory, even if it needs fewer.
+    """Make a compiled kernel request at least `least_bytes` bytes of shared memory, even if it needs less.
 
-    Call this before the kernel's first launch.
+    Call this function before the kernel's first launch.
     """
     metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, least_bytes))
     kernel.metadata, kernel.packed_metadata = metadata, (metadata.num_warps, metadata.num_ctas, metadata.shared)
@@ -153,12 +153,12 @@ def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
 def speed_up_interpreter() -> None:
     """Speed up Triton's interpreter almost threefold by skipping three steps that do not affect results.
 
-    To run a kernel, the interpreter patches triton.language and restores it afterwards. It does so again for every
-    function that the kernel calls, although once is enough. It also computes every integer sum twice to detect
-    overflow; this step is skipped only if `debug` is off. Finally, it rebuilds a table of all types whenever it looks
-    up a NumPy dtype.
+    To run a kernel, the interpreter patches triton.language and restores it afterwards. It repeats this for every
+    function that the kernel calls, although once is enough. The interpreter also computes every integer sum twice to
+    detect overflow, a step that is skipped only if `debug` is off. Finally, it rebuilds a table of all types whenever
+    it looks up a NumPy dtype.
 
-    Do nothing if the interpreter is off or Triton's internal names have changed.
+    If the interpreter is off, or if Triton's internal names have changed, do nothing.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
@@ -173,14 +173,14 @@ def speed_up_interpreter() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """Patch Triton's functions, unless a caller already has. Return an object that restores them."""
+            """Patch Triton's functions, unless a caller has already done so. Return an object that restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
-            first = not seen or any(is_builtin(module.load) for module in seen)  # if `load` is still Triton's own
+            first = not seen or any(is_builtin(module.load) for module in seen)  # true if `load` is still Triton's own
             return replace_all(function) if first else empty_scope()
 
         @wraps(numpy_dtype)
         def numpy_dtype_once(dtype: Any) -> Any:
-            """Return the NumPy dtype of a Triton type's elements."""
+            """Return the NumPy dtype for the elements of a Triton type."""
             name = dtype.scalar.name
             if name not in known:
                 known[name] = numpy_dtype(dtype)
