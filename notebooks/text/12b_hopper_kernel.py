@@ -55,34 +55,19 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 # %% [markdown]
 # ## Part 1 · Barriers, sizes and the scheduler (16 minutes)
 #
-# ### The whole protocol in one picture
+# ### Which warps wait for which?
 #
 # Each program fills one SM and consists of a producer warp and one to three consumer warpgroups, each of which computes
-# 64 rows of O.
+# 64 rows of O. The picture shows a program with two consumers and with three stages each for K and V, which a table
+# below calls `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
+# means that a consumer releases a stage and that the producer waits for this release:
 
 # %%
 show("pipelines_forward")
 
 # %% [markdown]
-# The picture shows a program with two consumers and with three stages each for K and V. A table below calls this
-# configuration `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
-# means that a consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all,
-# and part 2 explains why it does not need any.
-#
-# CUTLASS, NVIDIA's library of kernels, calls such a ring a *pipeline*, and our class `TmaPipeline` has the methods of
-# its pipelines. CUTLASS calls the two barriers *full* and *empty*:
-#
-# | here | CUTLASS | who calls it |
-# | --- | --- | --- |
-# | `acquire`, inside `load` | `producer_acquire` | the producer, before a copy |
-# | `expect`, inside `load` | the second half of `producer_acquire` | the producer; TMA then arrives on its own |
-# | `wait` | `consumer_wait` | a consumer, before it reads a tile |
-# | `release` | `consumer_release` | a consumer, after it has read a tile |
-#
-# ThunderKittens, another library, names the roles *load*, *compute* and *store*. In our kernel, these roles are
-# `producer`, `consumer` and the function `store`.
-#
-# The next table lists all barriers of the kernel:
+# V has no dashed arrows at all, and part 2 explains why it does not need any. The thick arrows between the consumers
+# belong to *ping-pong*, in which the consumers take turns (part 4). The next table lists all barriers of the kernel:
 #
 # | barrier | how many | who arrives | who waits | what an arrival means |
 # | --- | --- | --- | --- | --- |
@@ -94,6 +79,20 @@ show("pipelines_forward")
 # | mailbox *filled* | two | the producer | all consumers | the next row block is known |
 # | mailbox *emptied* | two | all consumers | the producer | all consumers have read the message |
 # | ping-pong | one per consumer | the previous consumer | this consumer | this consumer may start its matmuls |
+#
+# Other libraries have other names for the same things. CUTLASS, NVIDIA's library of kernels, calls such a ring a
+# *pipeline*, and our class `TmaPipeline` has the methods of its pipelines. CUTLASS calls the two barriers *full* and
+# *empty*, as the picture does:
+#
+# | here | CUTLASS | who calls it |
+# | --- | --- | --- |
+# | `acquire`, inside `load` | `producer_acquire` | the producer, before a copy |
+# | `expect`, inside `load` | the second half of `producer_acquire` | the producer; TMA then arrives on its own |
+# | `wait` | `consumer_wait` | a consumer, before it reads a tile |
+# | `release` | `consumer_release` | a consumer, after it has read a tile |
+#
+# ThunderKittens, another library, names the roles *load*, *compute* and *store*. In our kernel, these roles are
+# `producer`, `consumer` and the function `store`.
 
 # %% [markdown]
 # ### What is launched?
@@ -135,16 +134,15 @@ for d, (name, where) in product((64, 128), NAMES.items()):
 display(Markdown("\n".join(["<details><summary>All configurations</summary>", "", *lines, "", "</details>"])))
 
 # %% [markdown]
-# With *ping-pong*, the consumers take turns starting their matmuls (part 4). If O does not have its own buffer, the
-# consumer puts O into Q's buffer, as on the last rung, and TMA copies it out from there. Some calls do not use this
-# kernel at all. Calls with dropout, a softcap, sinks or a bias use the portable kernel, and so do calls with a window
-# if the sequences are packed or d is above 128.
+# If O does not have its own buffer, the consumer puts O into Q's buffer, as on the last rung, and TMA copies it out
+# from there. Some calls do not use this kernel at all. Calls with dropout, a softcap, sinks or a bias use the portable
+# kernel, and so do calls with a window if the sequences are packed or d is above 128.
 
 # %% [markdown]
-# The picture shows how much shared memory and how many registers a program takes with each of four of these sets. In
-# all four cases, the program takes more than half of the shared memory. It also takes all registers, or all but 1,024,
-# because the consumers are given as many as possible. So there is no room for a second program on the SM, and smaller
-# tiles alone would not make room for one.
+# Could two programs share an SM, as on rungs 14 to 16? The picture shows how much shared memory and how many registers
+# a program takes with each of four of these configurations. In all four cases, the program takes more than half of the
+# shared memory. It also takes all registers, or all but 1,024, because the consumers are given as many as possible. So
+# there is no room for a second program on the SM, and smaller tiles alone would not make room for one.
 
 # %% tags=["hide-input"]
 show("sm_budget")
@@ -168,9 +166,10 @@ show("sm_budget")
 # **the kernel takes about 1.5 times as long.** Program p begins with block p, and right at the start, every program
 # also fetches the number of its second block. This fixes each program's share, just as if the blocks had been assigned
 # in advance. Counted from the heaviest, block b has 256 − b tiles. Program 0 gets blocks 0 and 132, which together have
-# 256 + 124 = 380 tiles, whereas the average program has only 249. The model below shows this for one head, and the
-# times recorded on the H200 agree with it. With many heads, fetching early does less harm, because each program then
-# works through many blocks, and only one of them has been fetched too early.
+# 256 + 124 = 380 tiles, whereas the average program has only 249. For one head, the model below predicts that fetching
+# early takes 1.52 / 1.03 = 1.48 times as long. In the times recorded on the H200, the factor is a little smaller, 1.35
+# to 1.43. With many heads, fetching early does less harm, because each program then works through many blocks, and only
+# one of them has been fetched too early.
 #
 # ```python
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
@@ -197,10 +196,14 @@ show("sm_budget")
 # moment, the rings are full, so the consumers have enough work to keep them busy until the number arrives.
 
 # %% [markdown]
-# The producer passes the number on through the mailbox, which has two slots. The picture shows a model of rung 21, but
-# with the two slots of our mailbox in place of the rung's single one. Both slots are empty most of the time. The
-# producer puts a row block's number into a slot when it begins to copy tiles for that row block. The number stays there
-# until both consumers have finished computing the previous row block.
+# The producer passes the number on through the mailbox. On rung 21, the mailbox has a single slot, so the producer can
+# send a number only after all consumers have read the previous one. Here it has two, so the producer can get one row
+# block further ahead, which can only matter if row blocks have few tiles.
+#
+# The picture shows a model of rung 21 with four tiles per row block, but with the two slots of our mailbox in place of
+# the rung's single one. The producer puts a row block's number into a slot when it begins to copy tiles for that row
+# block. The number stays there until both consumers have finished computing the previous row block. In this model, one
+# slot would be enough, because the two are never in use at the same time:
 
 # %% tags=["hide-input"]
 show("mailbox")
@@ -368,6 +371,11 @@ def wrong(careful, orders=500):
 
 # %% [markdown]
 # ### What does the producer do?
+#
+# The next listing is the producer's loop over row blocks. You know its parts from rung 21, namely the message, the
+# copies, and the next number, which is fetched just before the last copy. K, however, runs one tile ahead of V, as the
+# table above shows. You can skip the conditions with `cu_seqlens_q`, and read `geometry` and `sequence` as the sizes
+# and the mask of the call:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "producer", begin="while scheduler", end="r += 1")
@@ -399,17 +407,17 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # therefore uses slot `n & 1`, in phase `n >> 1 & 1`.
 
 # %% [markdown]
-# The next picture shows two stages of V over time, in a model of rung 21. On that rung, consumers still release each
-# tile of V on its own. Both consumers read every tile, so a stage is free only after the slower of the two has released
-# it. For our kernel, the picture would look nearly the same. The rung releases V's tile n − 1 right after the wait for
-# P V. At exactly this point, our kernel releases K's tile n, and this release also frees V's tile n − 1. Only the last
-# tile of a row block is freed later than in the picture, namely with the first tile of K of the next row block.
+# The next picture shows such an agreement over time, for two stages of V. Both consumers read every tile, so a stage is
+# filled again only after the slower of the two has released it. The picture is a model of rung 21, on which consumers
+# still release each tile of V on its own, right after the wait for P V. At exactly this point, our kernel releases K's
+# tile n, and this release also frees V's tile n − 1, so its picture would look nearly the same. Only the last tile of a
+# row block would be freed later, namely with the first tile of K of the next row block.
 
 # %% tags=["hide-input"]
 show("pipeline_stages")
 
 # %% [markdown]
-# ### What does a consumer do with a row block?
+# ### Which tiles does a consumer compute?
 #
 # The producer copies every tile that at least one consumer needs, from `all_begin` up to `all_end`. A consumer's own 64
 # rows only need the tiles from `first` up to `end`. The consumer visits these tiles and *drains* the others, which
@@ -518,7 +526,7 @@ def skipping(T, takes, orders=500):  # the upper consumer does not see tiles 0 a
 
 
 for T in (4, 5):
-    print(f"{T} tiles: with v.take wrong in {skipping(T, True)} of 500 orders, without it in {skipping(T, False)}")
+    print(f"{T} tiles: with v.wait wrong in {skipping(T, True)} of 500 orders, without it in {skipping(T, False)}")
 
 # %% [markdown]
 # The mistake shows in very few orders, and with five tiles in none, so a test would hardly find it. What makes the
@@ -626,10 +634,28 @@ show("ping_pong")
 # %% [markdown]
 # ### The softmax step
 #
-# The softmax is the one from rung 22, with one addition for huge scores. For a score s, the kernel computes p as
-# 2^(`row_scale` · s − m), and `row_scale` is $\tau \log_2 e$. The product `row_scale` · s enters this formula exactly,
-# because an FMA rounds only its result. But m, which is the same product for the row's largest score, has been rounded
-# to fp32. So the row's largest p is not exactly 1, and if m is huge, it can be far from 1:
+# The softmax is the one from rung 22, with one addition. Each row has its own copy of the scale $\tau \log_2 e$, under
+# the name `row_scale`, for a reason that follows the listing. Since four lanes share a row, m, `row_scale` and ℓ are
+# stored once for each of these lanes, in the shape (64, 4):
+
+# %% tags=["nbval-ignore-output"]
+read("hopper/forward/softmax.py", "softmax_step", "lane_row_max")
+
+# %% [markdown]
+# - `broadcast_state` lines up a value that a lane holds once per row, such as m, with each of that lane's scores in the
+#   row. No data moves.
+# - `lane_row_max` first compares pairs, then builds four short chains side by side, and finally compares their results.
+#   In one long chain, each comparison would have to wait for the previous one.
+# - `update_row_max` lets m lag by up to 8, so it almost never changes m. If m stays the same, `alpha` is 1.
+# - Each value of `p` takes one FMA and one exponential.
+#
+# ### Why does each row have its own scale?
+#
+# The answer has to do with huge scores. For a score s, the kernel computes p as 2^(`row_scale` · s − m). The product
+# `row_scale` · s enters this formula exactly, because an FMA rounds only its result. But m, which is the same product
+# for the row's largest score, has been rounded to fp32. So the row's largest p is not exactly 1, and if m is huge, it
+# can be far from 1. The next cell keeps the scale at $\tau \log_2 e$ and then tries a power of two. It prints how large
+# p can become:
 
 # %%
 scale = np.float32(64**-0.5 * np.log2(np.e))
@@ -645,23 +671,10 @@ for size in (1e3, 1e6, 3e9):
 # %% [markdown]
 # For scores in the billions, neighbouring fp32 numbers near m are 64 apart, so rounding m can be off by 32. Then p is
 # up to 2³², but fp16 ends at 65,504, so p becomes ∞. As the cell shows, the fix is a power of two, because multiplying
-# by it never rounds. Each row therefore keeps its own copy of the scale, under the name `row_scale`. If |m| reaches
-# $2^{28}$, the row's copy becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. Scores of
-# this size are so far apart in fp32 that the next smaller score, times `row_scale`, is at least 16 lower. With either
-# scale, p should therefore be 1 for the row's largest score and at most $2^{-16}$ for all smaller ones.
-#
-# Since four lanes share a row, m, `row_scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
-
-# %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "softmax_step", "lane_row_max")
-
-# %% [markdown]
-# - `broadcast_state` lines up a value that a lane holds once per row, such as m, with each of that lane's scores in the
-#   row. No data moves.
-# - `lane_row_max` first compares pairs, then builds four short chains side by side, and finally compares their results.
-#   In one long chain, each comparison would have to wait for the previous one.
-# - `update_row_max` lets m lag by up to 8, so it almost never changes m. If m stays the same, `alpha` is 1.
-# - Each value of `p` takes one FMA and one exponential.
+# by it never rounds. Each row therefore keeps its own copy of the scale. If |m| reaches $2^{28}$, the row's copy
+# becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. Scores of this size are so far apart
+# in fp32 that the next smaller score, times `row_scale`, is at least 16 lower. With either scale, p should therefore be
+# 1 for the row's largest score and at most $2^{-16}$ for all smaller ones.
 
 # %% [markdown]
 # ### How to update m in assembly
@@ -694,15 +707,15 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 # find the row's largest score in two exchanges, and use it to compute the new m and α = 2^(old m − new m).
 
 # %% [markdown]
-# ### A mask as a bit test
+# ### How can the mask do with fewer registers?
 #
 # The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. With tiles of 128
 # keys, and written in the obvious way, this comparison makes each thread keep 32 column indices, which differ from lane
 # to lane.
 #
-# **Predict.** A lane holds 2 out of every 8 columns, as the first picture of chapter 12a shows. Now split `col` into
-# two parts: `col & 6` keeps the bits worth 2 and 4, and `col & ~6` keeps all the others. For which of the two parts
-# does every lane have the same list of values?
+# **Predict.** A lane holds 2 out of every 8 columns, as the picture of row 21 in chapter 12a shows. Now split `col`
+# into two parts: `col & 6` keeps the bits worth 2 and 4, and `col & ~6` keeps all the others. For which of the two
+# parts does every lane have the same list of values?
 #
 # - ☐ `col & 6`
 # - ☐ `col & ~6`
@@ -726,7 +739,32 @@ read("hopper/forward/softmax.py", "mask")
 # score.
 
 # %% [markdown]
-# ## Part 5 · A hang, and the last copy (13 minutes)
+# ## Part 5 · The last copy, and a hang (13 minutes)
+#
+# ### How do O and L leave?
+#
+# After its last tile, a consumer calls `store`, which finishes O and L and copies O to HBM:
+
+# %% tags=["nbval-ignore-output"]
+read(KERNEL, "store", begin="LANES")
+
+# %% [markdown]
+# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
+# out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
+# sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
+# buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
+# for this copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and
+# `tile_at` gives the tile's coordinates for TMA.
+#
+# The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
+# row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
+# `first_L_index` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and the
+# mask to shape (64, 4).
+#
+# There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
+# lengths or a window, a tile of V can contain rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
+# these rows of V have to be set to zero. Threads store the zeros and the tensor cores read them, so a fence is needed
+# in between.
 #
 # ### What does a hang look like, and how do you find it?
 #
@@ -788,29 +826,6 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # With 192 rows per block, it already requests few bytes of K and V from L2. We have not measured how much clusters
 # would help.
 # </details>
-#
-# ### The last copy
-
-# %% tags=["nbval-ignore-output"]
-read(KERNEL, "store", begin="LANES")
-
-# %% [markdown]
-# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
-# out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
-# sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
-# buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
-# for this copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and
-# `tile_at` gives the tile's coordinates for TMA.
-#
-# The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
-# row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
-# `first_L_index` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and the
-# mask to shape (64, 4).
-#
-# There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
-# lengths or a window, a tile of V can contain rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
-# these rows of V have to be set to zero. Threads store the zeros and the tensor cores read them, so a fence is needed
-# in between.
 
 # %% [markdown]
 # ## Part 6 · Results (18 minutes)
@@ -874,15 +889,18 @@ for idea, rung in IDEAS.items():
 # We also tried twelve further ideas on the current kernel, with Triton 3.9, and wrote down a prediction for each of
 # them first. Eight of them were not kept, although we had expected gains from them. They save instructions, barriers or
 # the clearing of a counter, let the compiler use more registers, start the next row block's first matmul earlier, hold
-# the wait for P V back as described in part 3, or tell the copies which data to keep in L2. Three others choose sizes
-# or ping-pong for certain calls, namely windows, packed sequences and many more keys than rows, and we kept them for
-# the problems on which they are faster. The last idea applies if several query heads share a K/V head and there is no
-# mask. The kernel then treats these query heads as a single head that has all of their rows, so fewer row blocks are
-# partly empty. That made short calls up to 1.11 times as fast, and long calls as fast as before. You can open the table
-# of all twelve. Its *measured* column shows the speedup on average and, in parentheses, on the worst and on the best
-# problem. In the column *without pauses*, the calls followed one another directly, so the clock frequency fell. *In a
-# CUDA graph* means that the calls are recorded once and then replayed. Where the table says that 40 bytes per thread
-# spill, the compiler had no registers left for them and moved them to slower memory.
+# the wait for P V back as described in part 3, or tell the copies which data to keep in L2.
+#
+# Four ideas were kept, at least for some problems. Three of these choose sizes or ping-pong for certain calls, namely
+# windows, packed sequences and many more keys than rows, and we kept them for the problems on which they are faster.
+# The last idea applies if several query heads share a K/V head and there is no mask. The kernel then treats these query
+# heads as a single head that has all of their rows, so fewer row blocks are partly empty. That made short calls up to
+# 1.11 times as fast, and long calls as fast as before.
+#
+# You can open the table of all twelve. Its *measured* column shows the speedup on average and, in parentheses, on the
+# worst and on the best problem. In the column *without pauses*, the calls followed one another directly, so the clock
+# frequency fell. *In a CUDA graph* means that the calls are recorded once and then replayed. Where the table says that
+# 40 bytes per thread spill, the compiler had no registers left for them and moved them to slower memory.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = idea_gains.table("forward")
@@ -890,8 +908,8 @@ display(Markdown("\n".join(["<details><summary>Twelve ideas: predicted and measu
 
 # %% [markdown]
 # Most predictions were too optimistic, since removing an instruction or a barrier saves no time while the program is
-# waiting for something else. New sizes helped on problems for which the old sizes had not been chosen. Finally, we
-# compare the kernel with the last rung:
+# waiting for something else. New sizes helped on problems for which the old sizes had not been chosen. Finally, how
+# much faster is the kernel than the last rung?
 
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
@@ -923,6 +941,11 @@ for (d, causal), ratio in over.items():
 # %% [markdown]
 # ## Recap
 #
+# - A producer warp copies tiles into rings and fetches the next row block late. Up to three consumer warpgroups share
+#   each tile of K and V, and each of them computes 64 rows of O.
+# - In each step, a consumer starts S of one tile and P V of the previous one, and then computes the softmax. In the
+#   machine code, hardly any exponentials run during the consumer's own P V, so they probably hide behind the matmuls of
+#   the other consumers.
 # - If one wait implies another, you can leave the other one out. Check the last tile of a row block separately, though.
 # - A consumer must take even the tiles that it does not use, because a barrier remembers only one bit.
 # - How much an idea helps depends on the kernel in which you measure it.
