@@ -43,13 +43,14 @@ def draw(
     """For each configuration, draw one bar for shared memory and one for registers, against the SM's limits.
 
     `shared` is {configuration: {tensor: KiB}}. `registers` is {configuration: each consumer's registers per thread},
-    and `producer` is the number of registers per producer thread. `limit` is an SM's shared memory in KiB, and `file`
-    is the number of registers in an SM's register file.
+    and `producer` is the number of registers per producer thread. `limit` is the shared memory that a program can use,
+    in KiB, and `file` is the number of registers in an SM's register file.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"
-        f" Q, K and V, and of O if it has its own buffer. An SM has {limit:.0f} KiB. The lower bars are the registers"
-        f" of all threads, 128 threads per consumer. An SM has {file:,} registers. The dashed boxes are cut off."
+        f" Q, K and V, and of O if it has its own buffer. A program can use {limit:.0f} KiB of an SM. The lower bars"
+        f" are the registers of all threads, 128 threads per consumer. An SM has {file:,} registers. The dashed boxes"
+        " are cut off."
     )
     figure, (above, below) = style.new_figure(3.7, caption, nrows=2)
     for y, parts in enumerate(shared.values()):
@@ -82,7 +83,7 @@ def draw(
                      for name, parts in shared.items())  # fmt: skip
     return (
         figure,
-        f"Stacked bars of what a program takes of an SM with {limit:.0f} KiB and {file:,} registers: {usage}.",
+        f"Stacked bars of what a program takes of the {limit:.0f} KiB and {file:,} registers of an SM: {usage}.",
     )
 
 

@@ -54,7 +54,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 #
 # The second pass computes $S$, $dP$ and the exponentials again. A single pass saves this repetition, which makes up two
 # of the seven matmuls and half of the exponentials. In exchange, it has to add a tile to dQ, in fp32, for every tile of
-# scores. Ideally, another unit does this addition, so that the warps can go on with their work.
+# scores. Ideally, another unit does this addition, so that the warps can go on with their work. The picture shows the
+# matmuls of a tile in both cases:
 
 # %% tags=["hide-input"]
 show("backward_passes")
@@ -120,7 +121,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):
 # they have 128. Even so, holding everything at once would leave only 16 of the 240 registers for the rest of the code.
 # The registers therefore decide the order of a step, because a thread must never hold $S$, $dP$ and dQ all at the same
 # time. In the kernel, a thread holds $S$ together with the previous row block's dQ, and $dP$ begins only after that dQ
-# has been handed over.
+# has been handed over. The picture draws the table as bars:
 
 # %% tags=["hide-input"]
 show("live_registers")
@@ -193,18 +194,19 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks per step, {busy}")
 
 # %% [markdown]
-# As in chapter 12a, the two consumers share the tensor cores equally. In a step, each consumer runs five matmuls, so
-# the tensor cores need 10 · 256 = 2,560 clocks. If each job waits for the previous one, both consumers wait for
-# exponentials, dS and additions at the same time, and meanwhile the tensor cores are idle. In the kernel's order, the
-# exponentials hide behind the matmul for dQ, and the addition hides behind the matmuls that follow. The next picture is
-# drawn from a run of only 12 steps. At the start of the run, some units have no work yet, and at the end, some have
-# none left, so the title gives a share of 98%, not 100%:
+# In this model, the two consumers share the tensor cores equally, as in *Within* in chapter 12a. In a step, each
+# consumer runs five matmuls, so the tensor cores need 10 · 256 = 2,560 clocks. If each job waits for the previous one,
+# both consumers wait for exponentials, dS and additions at the same time, and meanwhile the tensor cores are idle. In
+# the kernel's order, the exponentials hide behind the matmul for dQ, and the addition hides behind the matmuls that
+# follow. The next picture is drawn from a run of only 12 steps. At the start of the run, some units have no work yet,
+# and at the end, some have none left, so the title gives a share of 98%, not 100%:
 
 # %%
 show("backward_order")
 
 # %% [markdown]
-# The next picture shows one consumer in the kernel's order. The number on each job is its step.
+# To see which step each job belongs to, look at steps 3 and 4 in the next picture, in which each job has the number of
+# its step. While P of step 3 is computed, the tensor cores run dQ of step 2:
 
 # %%
 show("backward_step")
@@ -277,16 +279,19 @@ show("backward_step")
 # contents. One thread specifies a tile in shared memory and an address in the fp32 dQ buffer, and then goes on with its
 # work. FlashAttention-3 does the same. The additions do not become cheaper for L2, which still has to read and write
 # four bytes per value (part 6).
+#
+# ### What does a consumer wait for?
+#
+# The next picture shows the whole thread block, with the rings and the mailbox from chapter 12b. Each of the two boxes
+# between the consumers is a buffer for dS, which both consumers write and both read:
 
 # %%
 show("pipelines_backward")
 
 # %% [markdown]
-# The picture shows the whole thread block, with the rings and the mailbox from chapter 12b. Each of the two boxes
-# between the consumers is a buffer for dS, which both consumers write and both read. A consumer waits for seven things.
-# Five of them have arrows in the picture, namely the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together)
-# and the other consumer's dS. The other two have no arrow. They are the consumer's own matmuls, and the moment at which
-# TMA has finished reading the dQ buffer.
+# A consumer waits for seven things. Five of them have arrows in the picture, namely the mailbox, K, V, a row block (Q,
+# dO, $-L/\tau$ and $-D$ together) and the other consumer's dS. The other two have no arrow. They are the consumer's own
+# matmuls, and the moment at which TMA has finished reading the dQ buffer.
 
 # %% [markdown]
 # ## Part 3 · The kernel (27 minutes)
@@ -304,6 +309,10 @@ show("pipelines_backward")
 read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 
 # %% [markdown]
+# The comment in the listing is about the second row of chapter 12a's table of fences. A thread loads these values, and
+# TMA later writes another row block over them, so a fence has to come between the two. The function `exchange_ds`,
+# which follows below, contains it.
+#
 # The producer is a single warp, which announces column blocks and starts copies. For each query head of the group, it
 # copies the row blocks that see the keys of the current column block.
 #
@@ -429,9 +438,11 @@ read(KERNEL, "exchange_ds")
 # </details>
 
 # %% [markdown]
-# ## Part 4 · dQ's way out, and the launches (7 minutes)
+# ## Part 4 · How dQ leaves, and the launches (7 minutes)
 #
-# ### Handing over dQ
+# ### How does a consumer hand over its dQ?
+#
+# A step calls `add_dq`. Without turns (part 5), the consumer's half of dQ then ends up in this function:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/accumulators.py", "add_lines")
@@ -442,6 +453,9 @@ read("hopper/backward/accumulators.py", "add_lines")
 # buffer's old contents, and then it stores its tile, issues a fence and starts the addition. The tile is stored in the
 # order in which the threads hold it in their registers, so no values have to be moved between threads. Only the last of
 # the three kernels below puts the sums into their proper order.
+#
+# The picture follows the dQ of one head. Each of its 128 column blocks visits 256 row blocks of 64 rows, and each of
+# the two consumers adds its half of dQ every time, so a column block makes 512 additions:
 
 # %% tags=["hide-input"]
 show("dq_path")
@@ -455,14 +469,15 @@ show("dq_path")
 # | `backward_kernel` | one per SM | makes the one pass, writes dK and dV, and adds to the fp32 dQ buffer |
 # | `bwd_postprocess` | one for each consumer's part of a tile | reads the sums, puts them in order, multiplies by $\tau$, and rounds to 16 bits |
 #
+# A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
+# $-\infty$ instead, so that S begins at $-\infty$ and p becomes 0.
+#
 # A launch takes a few µs. To hide this time, the second and the third kernel are each launched before their predecessor
 # has ended, which is called *programmatic dependent launch* (PDL). The first one is launched in the usual way, because
 # it follows kernels that belong to PyTorch. Programs that start early take the SMs as these become free, set up their
 # barriers, and stop at `gdc_wait` until the *whole* previous kernel has ended. Only then do they touch what that kernel
-# wrote. So a kernel's setup overlaps with its predecessor, but its real work does not.
-#
-# A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
-# $-\infty$ instead, so that S begins at $-\infty$ and p becomes 0.
+# wrote. So a kernel's setup overlaps with its predecessor, but its real work does not. The picture compares the three
+# launches, of which it calls the first *before* and the third *after*:
 
 # %% tags=["hide-input"]
 show("backward_launches")
@@ -473,7 +488,8 @@ show("backward_launches")
 # With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
 # share this K/V head. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a
 # case, each column block is *divided*, which means that several programs each take a part of its row blocks. dK and dV
-# then have more than one owner, so TMA has to accumulate them as well.
+# then have more than one owner, so TMA has to accumulate them as well. The picture shows the example with whole column
+# blocks, and with each of them divided in two:
 
 # %% tags=["hide-input"]
 show("waves_divided")
@@ -687,7 +703,7 @@ for row in repeated:
 # wait that begins before the consumer has finished its part, and none of them was faster on every problem. Two passes
 # cost more, and the second pass is not the only reason, because the portable kernels also lack producers and rings.
 #
-# **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
+# **A cost outside the kernel.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
 # `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel
 # can write to it. We recorded the table's times with this filling switched off, so they show the cost of the turns
 # alone. With the filling on, the gradients and the fp32 buffers are written one extra time in each call.
@@ -733,11 +749,11 @@ for name, peer, asked in (
 show("rooflines_one_pass")
 
 # %% [markdown]
-# In the order used under the causal mask, the model of part 2 keeps the tensor cores busy all the time. Without a mask,
-# as in the picture, the exponentials come later, and the kernel reaches 638 of 989 TFLOP/s. But even a large matmul
-# reaches only 795 TFLOP/s on this GPU, because the power limit lowers the GPU's clock. Moreover, the model only has
-# three units. It leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of each
-# column block.
+# Why, then, does the kernel reach only 638 of 989 TFLOP/s? The model of part 2 keeps the tensor cores busy all the
+# time, but it has the order that the kernel uses under the causal mask. Without a mask, as in the picture, the
+# exponentials come later. Moreover, the model only has three units. It leaves out rounding, the path of dS and dQ
+# through shared memory, and the beginning and end of each column block. Finally, even a large matmul reaches only 795
+# TFLOP/s on this GPU, because the power limit lowers the GPU's clock.
 
 # %% [markdown]
 # ## Recap
