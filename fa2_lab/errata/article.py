@@ -50,7 +50,7 @@ TRAFFIC = Erratum(
     why="K and V are read once for each of the N / B row blocks, so doubling N nearly quadruples the metered traffic.",
     instead="The extra memory is O(N), but the traffic is Θ(N² d² / M).",
     met="Dao-AILab/flash-attention #1260, #1705",
-    wrong=lambda: 2.0,  # the traffic's claimed growth if N doubles
+    wrong=lambda: 2.0,  # the claimed growth of the traffic if N doubles
     right=lambda: fa2_traffic(256) / fa2_traffic(128),
     error=lambda growth: abs(growth - metered(fa2, 256) / metered(fa2, 128)),
     unit="in the factor",
@@ -87,7 +87,7 @@ SNIPPET = Erratum(
 )
 
 
-# The first change: what it saves ------------------------------------------------------------------------------
+# The savings from the first change ----------------------------------------------------------------------------
 
 
 def full_scalings(stage: str, tiles: int) -> int:

@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 def measure(erratum: Erratum) -> Verdict:
     """Run both versions of an erratum, and return the verdict.
 
-    The check tells them apart if it rejects the source's version and accepts the correction.
+    The check tells the versions apart if it rejects the source's version and accepts the correction.
     """
     if not isinstance(erratum, Erratum):
         raise TypeError(f"erratum: got {erratum!r}; it takes an Erratum")

@@ -40,7 +40,7 @@ DO = Erratum(
     claim="dO is the gradient of O with respect to the loss: ∂O/∂φ.",
     why="dO measures how the loss changes with O, not how O changes with the loss. Central differences give ∂φ/∂O.",
     instead="dO is the gradient of the loss with respect to O.",
-    wrong=lambda: 1 / CASE.dO,  # what ∂O/∂φ would be, entry by entry
+    wrong=lambda: 1 / CASE.dO,  # the implied value of ∂O/∂φ, entry by entry
     right=lambda: CASE.dO,
     error=lambda dO: distance(dO, central_differences(loss, CASE.O)),
     tolerance=1e-7,
@@ -235,7 +235,7 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return how many elements per row the inner step actually uses of the tensors that it loads.
+    """Return how many elements per row of its loaded tensors the inner step actually uses.
 
     A tensor counts as used if filling it with NaN changes the results.
     """

@@ -1,1 +1,1 @@
-"""Models of attention on a GPU, simple enough to check by hand, that count bytes, operations, memory and waits."""
+"""Models of attention on a GPU, which count bytes, operations, memory and waits, and can be checked by hand."""

@@ -3,8 +3,8 @@
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
 run concurrently, each at full speed. Every other unit executes each actor's jobs in order. If several actors have jobs,
-the unit either divides its time equally among the actors, or executes all jobs in the order they were started. Both can
-be simulated, because NVIDIA does not document how a GPU divides its tensor cores among warps.
+the unit either divides its time equally among the actors, or executes all jobs in the order in which they were started.
+Both policies can be simulated, because NVIDIA does not document how a GPU divides its tensor cores among warps.
 """
 
 from collections import Counter
@@ -14,23 +14,23 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-NEGLIGIBLE = 1e-6  # clock cycles that count as zero, because they are left over from rounding
+NEGLIGIBLE = 1e-6  # a remainder of fewer clock cycles is a rounding error and counts as zero
 
 
 class Deadlock(RuntimeError):
-    """Raised if every actor waits, and no running job could end any of these waits."""
+    """Raised if every actor is waiting and no running job can end any of these waits."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A condition that an actor waits for. The actor yields a Wait and resumes as soon as `ready` returns True."""
+    """A condition that an actor waits for. The actor yields a Wait, and resumes once `ready` returns True."""
 
     ready: Callable[[], bool]
     what: str
 
 
 class Barrier:
-    """A barrier whose phase (0, 1, 0, …) ends as soon as the expected number of actors has arrived."""
+    """A barrier whose phase (0, 1, 0, …) ends once the expected number of actors have arrived."""
 
     def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
@@ -50,7 +50,7 @@ class Barrier:
 
 @dataclass(eq=False)
 class Job:
-    """One job of a unit, with its actor, its label, and its start and end in clock cycles.
+    """One job on a unit, with its actor, its label, and its start and end in clock cycles.
 
     `result` is computed when the job ends.
     """
@@ -61,7 +61,7 @@ class Job:
     clocks: float
     compute: Callable[[], object]
     left: float
-    begun: Any = None  # when the unit began to work on it
+    begun: Any = None  # when the unit began to execute the job
     ended: Any = None
     result: Any = None
 
@@ -76,7 +76,7 @@ class Block:
         self.policies = POLICIES | policies
         self.clock, self.actor = 0.0, ""
         self.running: list[Job] = []
-        self.jobs: list[Job] = []  # in the order they ended
+        self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
         """Start a job of `clocks` clock cycles on `unit` for the running actor, and return the job without waiting."""
@@ -87,7 +87,7 @@ class Block:
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
         """Run all actors and their jobs to the end, and return the block.
 
-        Whenever all actors wait, the clock advances to the end of the next job.
+        Whenever all actors are waiting, the clock advances to the end of the next job.
         """
         waits = {name: Wait(lambda: True, "the start") for name in actors}
         while waits:
@@ -118,7 +118,7 @@ class Block:
     def _advance(self) -> None:
         """Advance the clock until the next job ends.
 
-        Jobs that finish at the same time end in the order they were started.
+        Jobs that finish at the same time end in the order in which they were started.
         """
         served = self._served()
         served_by_unit = Counter(job.unit for job in served)
@@ -149,7 +149,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the fraction of the time that `unit` was working, between `since` and the end of the last job."""
+        """Return the fraction of the time from `since` to the end of the last job in which `unit` was busy."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

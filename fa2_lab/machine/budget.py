@@ -1,4 +1,4 @@
-"""A model of the shared memory and registers that one thread block needs, which shows whether a block size fits an SM.
+"""A model of a thread block's shared memory and registers, which predicts whether a block size fits on an SM.
 
 Shared memory holds the loaded tiles. A tile that is loaded once has one buffer. Each tile that is loaded in a loop has
 `stages` buffers, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s,
@@ -8,16 +8,16 @@ Registers hold the fp32 accumulators and the scores, spread evenly over the thre
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
 A compiler can use more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
 (Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
-correctly whether registers spill. If the model wrongly predicts that a kernel does not spill, the kernel has at most
-about 100 spill instructions, compared with up to 12,000 in other compilations. The predicted shared memory is within
-20% of what the compiled kernel uses.
+correctly whether registers spill. Where it wrongly predicts that a kernel does not spill, the kernel has at most about
+100 spill instructions, compared with up to 12,000 in other compilations. The predicted shared memory is within 20% of
+what the compiled kernel uses.
 
-The model knows four kernels:
+The model covers four kernels:
 
-forward   the forward pass: keeps a row block on chip, and loops over K and V
-backward  a one-pass backward (FA2's Algorithm 2): keeps a column block, loops over Q and dO, and adds to dQ in HBM
-columns   the pass of a two-pass backward that computes dK and dV: the same loop as `backward`, but without dQ
-rows      the pass that computes dQ: keeps a row block, and loops over K and V
+forward   the forward pass, which keeps a row block on chip and loops over K and V
+backward  the one-pass backward (FA2's Algorithm 2), which keeps a column block, loops over Q and dO, and adds to dQ
+columns   the pass of a two-pass backward that computes dK and dV in the same loop as `backward`, but without dQ
+rows      the pass of a two-pass backward that computes dQ, which keeps a row block and loops over K and V
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ FP32_BYTES = 4  # bytes per entry of L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """The resources that one thread block needs. If it cannot run without spills, `limit` names the reason."""
+    """The resources that a thread block needs. If the block cannot run without spills, `limit` names the reason."""
 
     ok: bool
-    limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
+    limit: str  # "shared memory" if the block cannot run, "registers" if it runs but spills, else ""
     shared_bytes: int
-    registers: int  # per thread, before any limit is applied
+    registers: int  # needed per thread, which may exceed the limit
     blocks_per_sm: int  # 0 if it cannot run
 
 
@@ -61,22 +61,22 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
     streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i and dO_i, plus L_i and D_i in fp32; K_j and V_j stay on chip
-    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS: dK sums over its rows, dQ over its columns
+    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS, which one of its matmuls needs transposed
     return 2 * B_c * d * itemsize + stages * streamed + turned
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
     """Return the number of registers per thread that `kernel` needs in a thread block of `warps` warps.
 
-    Most of them hold accumulators, scores, and a copy of the scores with `itemsize` bytes per element, which is the
-    next matmul's operand.
+    Most of them hold accumulators, scores, and a copy of the scores with `itemsize` bytes per element, which serves as
+    an operand of the next matmul.
     """
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o and s
         "rows": B_r * d + 2 * scores,  # dq, p and dp
         "columns": 2 * B_c * d + 2 * scores,  # dk, dv, p and dp
-        "backward": 2 * B_c * d + max(2 * scores, B_r * d),  # dk, dv, and first p and dp, then dq in their place
+        "backward": 2 * B_c * d + max(2 * scores, B_r * d),  # dk and dv; dq reuses the registers of p and dp
     }
     operand = cdiv(scores * itemsize, 4)
     return FIXED_REGISTERS + cdiv(held[kernel] + operand, WARP * whole_number("warps", warps, low=1, high=32))
@@ -99,7 +99,7 @@ def fits(
     itemsize: int = 2,
     kernel: str = "forward",
 ) -> Fit:
-    """Return the Fit of a thread block of these sizes, which tells whether the block runs on the chip without spills.
+    """Return the Fit of a thread block of this size, which shows whether it can run on the chip without spills.
 
     Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
@@ -122,7 +122,7 @@ def table(
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
     """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`. `options` are passed on to fits().
 
-    The number of warps is the first entry of `warps` that makes the block fit, or the last entry if none does.
+    The number of warps is the first entry of `warps` with which the block fits, or the last entry if it never fits.
     """
     best = {}
     for B_r, B_c in product(sizes, sizes):
@@ -132,7 +132,7 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Return the largest number of registers per thread with which a block of `warps` warps fits on an SM."""
+    """Return the maximum number of registers per thread for which a block of `warps` warps still fits on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 

@@ -1,9 +1,10 @@
-"""The limits of GPUs, and their rates per clock and per second. Comments above the tables name each value's source.
+"""GPU limits and rates, per clock and per second. The comments next to the tables name the source of each value.
 
 Rates per clock per SM depend only on the architecture. Rates per second are these rates times the number of SMs and the
-clock frequency. The tables also list the datasheets' TFLOP/s, so that the two values check each other. "Tensor" always
-means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their advertised fp16 rate.
-In the datasheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
+clock frequency. The tables also list the TFLOP/s from the datasheets, so that the two values can be checked against
+each other. "Tensor" always means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of
+their advertised fp16 rate. In the datasheets, a GB of capacity is 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per
+second.
 """
 
 import re
@@ -42,7 +43,7 @@ class Chip:
 
 # The tables ------------------------------------------------------------------------------------------------------
 #
-# Values that depend only on the compute capability, or are the same for all: CUDA C++ Programming Guide, tables
+# Values that depend only on the compute capability, or are the same for all chips: CUDA C++ Programming Guide, tables
 # Throughput of Native Arithmetic Instructions (FP32: row 32-bit floating-point add, multiply, multiply-add;
 # exponentials: row 32-bit reciprocal, square root, base 2 exponential) and Technical Specifications per Compute
 # Capability; section Compute Capabilities, Shared Memory: 32 banks of 32 bits per clock. B200's shared memory: NVIDIA
@@ -56,8 +57,8 @@ SM   FP32 lanes  shared KiB  warps  blocks
 100  128         228         64     32
 """
 
-# The columns after MHz: TFLOP/s of the tensor cores and of FP32, tensor FLOPs per clock per SM, the memory's size and
-# bandwidth, the size of L2, and the bandwidth of the link to other GPUs in one direction.
+# The columns after MHz: tensor-core and FP32 TFLOP/s, tensor FLOPs per clock per SM, memory size and bandwidth, L2
+# size, and the bandwidth of the link to other GPUs in one direction.
 _CHIPS = """
 chip              SM   SMs  MHz   TFLOP/s  FP32  per clock  GiB  GB/s  L2 MiB  link GB/s
 A100 SXM 80GB     80   108  1410  312      19.5  2048       80   2039  40      300
@@ -93,13 +94,13 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 
 def _rows(table: str) -> dict[str, list]:
-    """Parse a table below its header row, and return {first column: [numbers in the other columns]}."""
+    """Parse the rows below a table's header, and return {first column: [numbers in the other columns]}."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the Chip for one row of _CHIPS. `SM` is its architecture, whose limits _SMS lists."""
+    """Return the Chip for one row of _CHIPS. `SM` is the architecture under which _SMS lists its limits."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -134,7 +135,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the Chip with this name: either its name in the table, or the name that the GPU's driver reports."""
+    """Return the Chip with this name, which is either its name in the table or the name reported by its driver."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")

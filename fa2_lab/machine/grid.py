@@ -29,7 +29,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Placement:
-    """The SM and the slot that one block ran in, and its start and end times, in tiles."""
+    """The SM and the slot in which one block ran, and its start and end times in tiles."""
 
     SM: int
     slot: int  # the index of the slot within the SM
@@ -39,7 +39,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The SM, the slot, and the start and end times of every block of a launch."""
+    """The SM, slot, start time and end time of every block in a launch."""
 
     placements: tuple[Placement, ...]  # all blocks, in launch order
     SMs: int
@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of the slots' time, until the last block ends, in which they run blocks."""
+        """The fraction of the time until the last block ends in which a slot is occupied, averaged over all slots."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property
@@ -76,7 +76,7 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """Return the number of waves: how many blocks the busiest slot runs, one after another."""
+    """Return the number of waves, which is the number of blocks that the busiest slot runs one after another."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 
@@ -89,20 +89,20 @@ def efficiency(blocks: int, slots: int) -> float:
 
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
-    """Return the thread blocks of FA1's forward or backward: one per (batch, head), which computes all of its tiles."""
+    """Return FA1's thread blocks for the forward or backward, each of which computes all tiles of one (batch, head)."""
     check_tiling(tiling)
     whole_number("heads", heads, low=1)
     return [BlockWork(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
 
 
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
-    """Return the thread blocks of FA2: one per head and row block (forward) or column block (backward).
+    """Return the thread blocks of FA2, one per head and row block (forward) or column block (backward).
 
-    A block's cost is the number of tiles that it computes; skipped tiles do not count.
+    A block's cost is the number of tiles that it computes, not counting skipped tiles.
 
-    With the order "rows", the blocks are launched head by head in the order of their indices. Under a causal mask, each
-    head's blocks then become heavier in the forward and lighter in the backward. With "heaviest first", the blocks with
-    the most tiles are launched first.
+    With the order "rows", the blocks are launched head by head in index order. Under a causal mask, each head's blocks
+    then become heavier in the forward and lighter in the backward. With "heaviest first", the blocks with the most
+    tiles are launched first.
     """
     costs = [int(n) for n in worker_tiles(tiling, direction)]
     whole_number("heads", heads, low=1)
@@ -113,7 +113,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return how many tiles each FA2 worker computes, as an array (T_r,) for the forward or (T_c,) for the backward."""
+    """Return the number of tiles per FA2 worker as an array, (T_r,) for the forward or (T_c,) for the backward."""
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)
@@ -138,7 +138,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 
 
 def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
-    """Return the Schedule of statically assigned blocks: SM p runs the blocks p, p + SMs, p + 2 SMs and so on.
+    """Return the Schedule of statically assigned blocks, where SM p runs blocks p, p + SMs, p + 2 SMs and so on.
 
     `costs` lists the number of tiles in each block.
     """
@@ -151,13 +151,13 @@ def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
     return Schedule(tuple(placements), SMs, 1)
 
 
-# Who owns which tile, and who meets on dQ -------------------------------------------------------------------
+# The worker that computes each tile, and the workers that add to the same dQ --------------------------------
 
 
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
     """Return an array (T_r, T_c) with the index of the worker that computes each tile, or −1 for a skipped tile.
 
-    A worker's index is that of its row block in the forward, and that of its column block in the backward.
+    A worker's index is the index of its row block in the forward, and of its column block in the backward.
     """
     check_tiling(tiling)
     if direction not in ("forward", "backward"):
@@ -172,7 +172,7 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 def dq_writers(tiling: Tiling) -> list[list[int]]:
     """Return, for each row block i, a list of the backward workers that add to dQ_i.
 
-    If several workers add to the same dQ_i, dQ needs atomic additions or a second pass.
+    If several workers add to the same dQ_i, dQ requires either atomic additions or a second pass.
     """
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]

@@ -1,7 +1,7 @@
-"""Exact counts, to the element, of what standard attention, FA1 and FA2 load, store and compute.
+"""Exact counts of the elements that standard attention, FA1 and FA2 load and store, and of the operations they perform.
 
-All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and give counts for one head. The
-meter in `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element.
+All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and return counts for one head. The
+meter in `fa2_lab.trace` counts the same quantities while the algorithm runs, and both counts must agree exactly.
 `requests` differs from the meter only for standard attention, whose matmuls load their operands once per tile of the
 result. How much of this traffic reaches DRAM depends on the L2 cache, which is modelled in rates.cost.
 """
@@ -17,7 +17,7 @@ from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 @dataclass(frozen=True)
 class Traffic:
-    """The number of elements (or bytes) that are loaded and stored, per tensor."""
+    """The number of elements (or bytes) loaded and stored per tensor."""
 
     loads: dict[str, int]
     stores: dict[str, int]
@@ -27,7 +27,7 @@ class Traffic:
         return sum(self.loads.values()) + sum(self.stores.values())
 
     def each(self, change: Callable[[str, int], int]) -> "Traffic":
-        """Return a copy of this traffic in which each tensor's count n is replaced by change(tensor, n)."""
+        """Return a copy of this traffic with each tensor's count n replaced by change(tensor, n)."""
         parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
         return Traffic(*parts)
 
@@ -69,7 +69,7 @@ def cols_visited(tiling: Tiling) -> int:
 
 
 def scores_visited(tiling: Tiling) -> int:
-    """Return the number of entries of S that are computed: all entries of visited tiles, including masked entries."""
+    """Return the number of computed entries of S, which are all entries of visited tiles, including masked ones."""
     return int(rows_per_block(tiling) @ keys_per_row(tiling))
 
 
@@ -83,7 +83,7 @@ def standard_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA1's Algorithm 2, which never skips a tile, whatever the mask."""
+    """Return the traffic of FA1's Algorithm 2, which never skips a tile, regardless of the mask."""
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k, "Q": T_c * q, "O": T_c * q, "l": T_c * N_q, "m": T_c * N_q}
@@ -143,7 +143,7 @@ def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 GEMM_TILE = 128  # rows and columns of the result that one thread block of a matmul computes
-PRODUCTS = {  # standard attention's matmuls: left operand, right operand, rows and columns of the result
+PRODUCTS = {  # standard attention's matmuls, each with its two operands and the rows and columns of its result
     "forward": [("Q", "K", "N_q", "N_k"), ("P", "V", "N_q", "d")],
     "backward": [("P", "dO", "N_k", "d"), ("dO", "V", "N_q", "N_k"), ("dS", "K", "N_q", "d"), ("dS", "Q", "N_k", "d")],
 }
@@ -152,8 +152,8 @@ PRODUCTS = {  # standard attention's matmuls: left operand, right operand, rows 
 def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     """Return the traffic between the SMs and L2.
 
-    A matmul loads its left operand once per column of tiles of its result, and its right operand once per row of tiles,
-    so standard attention loads Q, K and V many times. For FA1 and FA2, the result equals that of traffic().
+    A matmul loads its left operand once per column of result tiles, and its right operand once per row of result tiles,
+    so standard attention loads Q, K and V many times. For FA1 and FA2, the result is the same as that of traffic().
     """
     moved = traffic(algorithm, direction, tiling, d)
     if algorithm != "standard":
@@ -167,7 +167,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:
-    """Return {tensor: number of elements} for all tensors of one head."""
+    """Return {tensor: number of elements in one head} for all tensors."""
     q, k, s = _sizes(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
     numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
@@ -175,7 +175,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Limit `moved` to at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
+    """Return `moved`, limited to `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -183,9 +183,9 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # the scores, the row statistic
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
-    """Convert the traffic `moved` from elements to bytes.
+    """Return the traffic `moved`, converted from elements to bytes.
 
-    The tensors in FLOAT32 and FA1's O, which is read again, have four bytes per element. All others have two.
+    The tensors in FLOAT32 have four bytes per element, and so does FA1's O, which is read again. All others have two.
     """
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
@@ -193,8 +193,8 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 
 # Operations -------------------------------------------------------------------------------------------------
 #
-# The operations in a tile of b rows and c columns, without dropout. Every count is a sum of multiples of b·c, b and c,
-# so the same formula with Σ b·c, Σ b and Σ c gives the total over all tiles.
+# The following functions count the operations in a tile of b rows and c columns, without dropout. Every count is a
+# linear combination of b·c, b and c, so the same formula with Σ b·c, Σ b and Σ c gives the total over all tiles.
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
@@ -272,12 +272,12 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
     tiles = per_tile(scores_visited(tiling), rows_visited(tiling), cols_visited(tiling), d)
     if direction == "backward":
         return tiles + fa2_backward_start(tiling.N_q, d)
-    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without a tile has nothing to divide
+    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without tiles divides nothing
     return tiles + fa2_forward_end(int(started.sum()), d)
 
 
 def not_matmul(ops: Counter[str]) -> int:
-    """Return the number of operations in `ops` that are neither part of a matmul nor an exponential."""
+    """Return the number of operations in `ops` that are neither exponentials nor part of a matmul."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
 

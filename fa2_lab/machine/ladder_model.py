@@ -1,14 +1,13 @@
-"""A model, simple enough to check by hand, that predicts each ladder rung's clock cycles from its compiled code.
+"""A model that predicts the clock cycles of each ladder rung from its compiled code, and can be checked by hand.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
-for a fixed time without using any unit that warpgroups share. Warpgroups on one SM queue at every unit, and
-`clocks_per_tile` is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan`
-simulates.
+for a fixed time without using any shared unit. The warpgroups of an SM queue at every unit, and `clocks_per_tile` is a
+mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
-chip's datasheet. The model takes HBM into account only for rung 00, and ignores that one matmul can wait for another.
+chip's datasheet. The model accounts for HBM only in rung 00, and ignores that one matmul may wait for another.
 """
 
 import heapq
@@ -21,15 +20,15 @@ from fa2_lab.tiles import cdiv
 
 ROWS = 64  # per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock per SM, from L2 through registers into shared memory
-STALL_CLOCKS = 120  # clock cycles per tile in other waits, such as those for barriers and dependent instructions
+STALL_CLOCKS = 120  # clock cycles per tile spent in other waits, such as for barriers and dependent instructions
 STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, for rungs that copy the next tiles ahead
 
-# The rung that introduces each change. All later rungs keep the change.
+# The number of the rung that introduces each change. All later rungs keep it.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """The properties of one rung that the model uses: its number, and counts from its compiled loop over tiles."""
+    """The properties of one rung that the model uses, which are its number and counts from its compiled tile loop."""
 
     number: int
     programs: int  # programs that fit on an SM at the same time
@@ -37,14 +36,14 @@ class Rung(NamedTuple):
     exponentials: int  # exponentials among these instructions
     d: int = 128
     keys: int = 64  # per tile
-    consumers: int = 1  # warpgroups of a program that run matmuls, with 64 rows each
+    consumers: int = 1  # warpgroups per program that run matmuls, each with 64 rows
 
 
 # One tile -------------------------------------------------------------------------------------------------------
 
 
 def unit_clocks(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Return, for each unit of an SM, the number of clock cycles that one tile of one warpgroup takes there.
+    """Return {unit: clock cycles that one tile of one warpgroup takes} for the units of an SM.
 
     A warpgroup has four warps, one on each of the SM's four schedulers.
     """
@@ -61,7 +60,8 @@ def unit_clocks(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 def tile_bytes(rung: Rung) -> int:
     """Return the number of bytes that one tile moves between L2 and the SM.
 
-    The bytes belong to K and V or, before rung 02, to Q, O, ℓ and m. The last three are loaded and stored in fp32.
+    These are the bytes of K and V or, before rung 02, of Q, O, ℓ and m, the last three of which are loaded and stored
+    in fp32.
     """
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
@@ -71,7 +71,7 @@ def tile_bytes(rung: Rung) -> int:
 def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
     """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
-    By default, the SM holds as many programs as fit. In the model, a warpgroup that reaches a unit finds the average
+    By default, the SM holds as many programs as fit. A warpgroup that reaches a unit is assumed to find the average
     queue of a system with one warpgroup fewer.
     """
     demands = unit_clocks(rung, chip)
@@ -90,16 +90,16 @@ def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) 
 
 @cache
 def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
-    """Return the predicted clock cycles of one launch of a rung, for `heads` heads of N queries and N keys."""
+    """Return the predicted clock cycles of one launch of a rung with `heads` heads of N queries and N keys."""
     if rung.number == 0:
-        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S in fp32 and P in 16 bits, each written and read once
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes of S in fp32 and P in 16 bits, each written and read once
         return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks_per_tile(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
 
 
 def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
-    """Return the number of tiles of each program, in launch order."""
+    """Return a list of the number of tiles that each program computes, in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
         return heads * [cdiv(N, rows) * cdiv(N, rung.keys)]
@@ -117,15 +117,15 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     tiles takes `tile[k]` clock cycles.
     """
     waiting = iter(tiles)
-    tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
-    since, plan = [0.0] * SMs, [0] * SMs  # for each SM: when its next end was last computed, and how often
-    ends: list[tuple[float, int, int]] = []  # (time at which a program ends, its SM, index of the plan)
+    tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles left in each running program, per SM
+    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when the next end was last planned, and how often
+    ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, value of plan[SM] when this was planned)
 
     def plan_end(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1
         if tiles_left[SM]:
             then = now + min(tiles_left[SM]) * tile[len(tiles_left[SM]) - 1]
-            # Rounded, because otherwise, the order of equal times would depend on how this Python version adds floats.
+            # Without rounding, the order of equal times would depend on how this Python version adds floats.
             heapq.heappush(ends, (round(then, 3), SM, plan[SM]))
 
     for _ in tile:

@@ -1,7 +1,7 @@
 """Functions that locate a tile's elements in shared memory, or in the registers of warps and lanes.
 
-Triton writes its layouts into its intermediate code (ttgir). `parse` reads them from that text, so these functions show
-what the compiler chose. Clusters of thread blocks are not supported.
+Triton writes its layouts into its intermediate code (ttgir). `parse` reads them from there, so these functions show the
+layouts that the compiler chose. Clusters of thread blocks are not supported.
 """
 
 import re
@@ -12,12 +12,12 @@ import numpy as np
 
 ATTRIBUTE = re.compile(r"#ttg\.(\w+)<\{(.*)\}>", re.DOTALL)
 FIELD = re.compile(r"(\w+) = (\[[^\]]*\]|\w+)")
-CHUNK_BYTES = 16  # the unit that a lane loads with ldmatrix, and that swizzling permutes
+CHUNK_BYTES = 16  # size of a chunk, which a lane loads with ldmatrix and swizzling moves as a whole
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
 class Owners(NamedTuple):
-    """The warp, lane and register that hold each element of a tile, as three arrays with the shape of the tile."""
+    """The warp, lane and register that hold each element of a tile, as three arrays with the tile's shape."""
 
     warp: np.ndarray
     lane: np.ndarray
@@ -29,13 +29,13 @@ class Mma:
     """The layout of a matmul's accumulators under mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
 
     version: int
-    warps: tuple[int, int]  # along rows and along columns
-    instruction: tuple[int, int]  # rows and columns of one instruction per warp
+    warps: tuple[int, int]  # number of warps along the rows and along the columns
+    instruction: tuple[int, int]  # rows and columns per warp that one instruction computes
 
     def owners(self, shape: tuple[int, int]) -> Owners:
         """Return the warp, lane and register that hold each element of a tile of this shape.
 
-        The shape must be a multiple of the tile that all warps together compute with one instruction each.
+        The shape must be a multiple of the tile that the warps compute together with one instruction each.
         """
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):
@@ -61,11 +61,11 @@ class Shared:
     vec: int
     per_phase: int  # number of consecutive rows with the same permutation
     max_phase: int  # number of different permutations
-    block: int | None = None  # columns per block, if a tile is stored block after block
+    block: int | None = None  # columns per block if the tile is stored in blocks of columns
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return each element's offset from the start of a tile of this shape, in elements."""
+        """Return the offset of each element from the start of a tile of this shape, in elements."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
@@ -101,6 +101,6 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of 16-byte chunks that fall into the same group of banks. 1 means no conflict."""
+    """Return the largest number of 16-byte chunks in the same group of banks. 1 means that there is no conflict."""
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

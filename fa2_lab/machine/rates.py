@@ -1,8 +1,8 @@
-"""How much work an attention method requires from each unit of a chip, and how long the unit takes for it.
+"""The work that an attention method requires from each unit of a chip, and the time that the unit takes for it.
 
-There are six rates: tensor-core FLOPs, all other instructions, exponentials, and bytes from shared memory, from L2 and
-from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and
-DRAM can all work concurrently, so the slowest of them determines a method's time.
+There are six rates: tensor-core FLOPs, other instructions, exponentials, and bytes from shared memory, L2 and DRAM. An
+FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and DRAM can all work
+concurrently, so the slowest of them determines a method's time.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
-L2_PER_CLOCK = 5120  # bytes, for a whole A100 (NVIDIA A100 whitepaper); no figure is published for later chips
+L2_PER_CLOCK = 5120  # bytes for a whole A100 (NVIDIA A100 whitepaper); no figures are published for later chips
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return, for each unit, how many tensor-core FLOPs take as long as one of its operations or bytes."""
+        """Return {unit: number of tensor-core FLOPs that take as long as one operation or byte of this unit}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def rates(chip: Chip) -> Rates:
-    """Return a chip's throughput rates, taken from the manufacturer's specifications except for L2.
+    """Return a chip's rates, which are taken from the manufacturer's specifications except for L2.
 
-    The L2 rate is measured on this chip if a record exists. Otherwise, it is the A100's published bytes per clock times
-    this chip's clock.
+    The L2 rate is the one measured on this chip, if it was recorded. Otherwise, it is the A100's published number of
+    bytes per clock times this chip's clock frequency.
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured_rates(chip).get("L2 TB/s")
@@ -61,17 +61,17 @@ def measured_rates(chip: Chip) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The work that one call requires from each unit of a chip, summed over all heads."""
+    """The work of one call for each unit of a chip, summed over all heads."""
 
     flops: int  # matmul FLOPs
     instructions: int  # instructions other than matmuls and exponentials
     exponentials: int
     requested: int  # bytes that the SMs load and store
-    dram_bytes: int  # requested bytes that reach DRAM, because L2 does not hold them
-    workers: int  # thread blocks that can work at the same time
+    dram_bytes: int  # requested bytes that reach DRAM because they are not in L2
+    workers: int  # thread blocks that can run concurrently
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return {unit: seconds for this call's work at the unit's full rate}.
+        """Return {unit: seconds that this call's work takes at the unit's full rate}.
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """
@@ -87,8 +87,8 @@ class Cost:
     def limit(self, chip: Chip) -> tuple[str, float]:
         """Return the name of the unit that takes longest, and its time in seconds.
 
-        No kernel for this method can be faster, unless the SMs' L1 caches answer some of the requests to L2. In the
-        recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with tiles of 64 × 64.
+        No kernel for this method can be faster, unless the L1 caches of the SMs serve some requests before they reach
+        L2. In the recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with tiles of 64 × 64.
         """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
@@ -97,7 +97,7 @@ class Cost:
     def intensity(self, place: str) -> float:
         """Return the number of matmul FLOPs per byte.
 
-        `place` names the bytes: "requested" are those that the SMs request, and "dram_bytes" those that reach DRAM.
+        `place` is "requested" to count the bytes that the SMs request, or "dram_bytes" to count those that reach DRAM.
         """
         return self.flops / getattr(self, place)
 
@@ -128,8 +128,8 @@ def cost(
     """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. By default, N_q is N.
 
     `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as if S were one
-    tile. Its matmuls request Q, K and V once per tile of their results, but only the first request reaches DRAM,
-    because L2 answers the others. Decode splits the keys, so every SM has work.
+    tile. Its matmuls request Q, K and V once per result tile, but only the first request reaches DRAM, because L2
+    serves the others. Decode splits the keys, so every SM has work.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")
@@ -171,13 +171,13 @@ def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
 def dram_reads(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
-    """Return how many times DRAM is read for data that a head loads repeatedly.
+    """Return how many times the data that a head loads repeatedly are read from DRAM.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 
-    The data is read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
-    the data once per wave of workers, because a head's workers load the same tile at about the same time. FA1 has one
-    worker per head, and standard attention runs one kernel after another, so both read the data each time.
+    The data are read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
+    them once per wave of workers, because a head's workers load the same tile at about the same time. FA1 has one
+    worker per head, and standard attention runs one kernel after another, so both read the data from DRAM each time.
     """
     size = io_model.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

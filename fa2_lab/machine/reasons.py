@@ -1,4 +1,4 @@
-"""The reason for each rung of the ladder: what limited the previous rung, what the change removes, and a prediction."""
+"""The reason for each rung of the ladder: the limit of the previous rung, what the change removes, and a prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ UNKNOWN = "The model counts instructions and programs per SM. It does not know t
 
 
 class Reason(NamedTuple):
-    """The reason for one rung: keywords for the table, and a hypothesis that a measurement can refute."""
+    """The reason for one rung, with keywords for the table and a hypothesis that a measurement can refute."""
 
     cause: str  # the topic, in a word or two
     limit: str  # what limited the previous rung
@@ -52,23 +52,23 @@ def reason(rung: str) -> Reason:
 # Predicted and measured -----------------------------------------------------------------------------------------
 
 SHAPES = tuple((causal, d) for d in (128, 64) for causal in (False, True))
-N, TOKENS, HIDDEN = 4096, 16384, 2048  # the shape in the ladder's table
+N, TOKENS, HIDDEN = 4096, 16384, 2048  # the problem size in the ladder's table
 TENSOR = "tensor cores at work, %"
 MISS = 0.1
 
 
 class Step(NamedTuple):
-    """The predicted and the measured speedup of one rung over the previous rung, for one shape."""
+    """The predicted and measured speedup of one rung over the previous one, for a single problem."""
 
     predicted: float | None
     measured: float | None
-    at_most: bool = False  # the prediction is only an upper bound
+    at_most: bool = False  # whether the prediction is only an upper bound
 
     @property
     def misses(self) -> bool:
         """Whether the measured speedup differs from the prediction by more than 10%.
 
-        An upper bound is missed only if the speedup exceeds it.
+        If the prediction is an upper bound, the result is True only if the speedup exceeds it by more than 10%.
         """
         if self.predicted is None or self.measured is None:
             return False
@@ -78,17 +78,17 @@ class Step(NamedTuple):
 
     @property
     def prediction(self) -> str:
-        """The predicted speedup as printed in a table, with ≤ if it is only an upper bound."""
+        """The predicted speedup as printed in a table, preceded by ≤ if it is only an upper bound."""
         return f"{'≤ ' * (self.at_most and self.predicted is not None)}{speedup_text(self.predicted)}"
 
 
 def speedup_text(factor: float | None) -> str:
-    """Format a speedup for a table, or return "-" if there is none."""
+    """Return a speedup formatted for a table, or "-" if there is none."""
     return "-" if factor is None else f"{factor:.2f}"
 
 
 def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
-    """Return the predicted and the measured speedup of rung `after` over `before`, for 16,384 tokens with N = 4,096."""
+    """Return the predicted and measured speedup of rung `after` over `before`, for 16,384 tokens with N = 4,096."""
     row = table_row(record, causal, d)
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
@@ -97,7 +97,7 @@ def step(record: Record, before: str, after: str, causal: bool = False, d: int =
 
 
 def table_row(record: Record, causal: bool, d: int) -> Measurement | None:
-    """Return the recorded measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None."""
+    """Return the measurement of the forward for 16,384 tokens in sequences of 4,096, or None if it was not recorded."""
     for row in record.rows:
         p = row.problem
         shape = (p["N_q"], p["batch"] * N, p["heads"] * p["d"], p["d"], p["causal"])
@@ -115,10 +115,10 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def max_speedup(record: Record, before: str, d: int) -> float | None:
-    """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
+    """Return the maximum speedup over the rung `before`, or None if its hardware counters are not recorded.
 
-    A kernel that much faster would keep the tensor cores busy all the time. The counters give the fraction of the time
-    in which `before` keeps them busy.
+    A kernel with this speedup would keep the tensor cores busy all the time. The speedup is computed from the fraction
+    of the time in which `before` keeps them busy, according to the counters.
     """
     for row in record.rows:
         p = row.problem
@@ -127,7 +127,7 @@ def max_speedup(record: Record, before: str, d: int) -> float | None:
     return None
 
 
-# What was compiled and counted ----------------------------------------------------------------------------------
+# Records of compiled kernels and hardware counters --------------------------------------------------------------
 
 COMPILED = ("registers", "programs", "spills", "shared", "instructions", "exponentials", "waits")
 
@@ -136,9 +136,9 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 def facts() -> dict[tuple[str, bool, int], dict]:
     """Return {(rung, causal, d): recorded properties of the compiled kernel}.
 
-    The properties are those listed in COMPILED, `keys` and `consumers`. `registers` is the number of registers of a
+    The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers per
     thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently. `instructions`,
-    `exponentials`, `waits` and `keys` are counted per tile in the loop without a mask, and are missing for the backward
+    `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop, and are missing for the backward
     rungs.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
@@ -146,7 +146,7 @@ def facts() -> dict[tuple[str, bool, int], dict]:
 
 
 def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
-    """Return the properties of a rung that the model needs, or None if they are not recorded."""
+    """Return the model's input for a rung, or None if the rung's properties are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, limited by HBM
     row = facts().get((name, causal, d))
@@ -157,7 +157,7 @@ def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return {hardware counter: recorded value} for a rung, run without a mask."""
+    """Return {hardware counter: recorded value} for a rung that was run without a mask."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
@@ -166,8 +166,8 @@ def counters(record: Record, name: str) -> dict[str, float]:
 def clock_and_power(record: Record, name: str) -> tuple[float, ...]:
     """Return the SM clock in GHz and the power in watts of a rung run without pauses (d = 128, no mask).
 
-    If they were not measured, return only the clock, computed from the counted cycles and the time. If the cycles were
-    not counted either, return an empty tuple.
+    If they were not measured, return only the clock, computed from the number of cycles and the time. If the cycles
+    were not counted either, return an empty tuple.
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):

@@ -1,4 +1,4 @@
-"""Formulas for ring attention: the bytes that each rank sends, and the tiles that each rank computes.
+"""Formulas for the bytes that each rank sends in ring attention, and for the tiles that it computes.
 
 Each rank keeps its queries. At each step, it sends its current block of K and V to its right neighbour. In the backward
 pass, the block's dK and dV follow one step later, and reach the block's owner in the last step. K and V are sent in
@@ -21,8 +21,8 @@ def bytes_sent(
 ) -> dict[str, int]:
     """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
-    A rank sends every block of K and V except its right neighbour's, and in the backward pass also dK and dV of every
-    block except its own. `lengths` lists the number of rows on each rank. An element of K has `itemsize` bytes.
+    A rank sends K and V of every block except its right neighbour's and, in the backward pass, dK and dV of every block
+    except its own. `lengths` lists the number of rows on each rank. Each element of K and V has `itemsize` bytes.
     `kv_heads` is the number of K/V heads in the whole batch.
     """
     if direction not in ("forward", "backward"):
@@ -36,9 +36,10 @@ def bytes_sent(
 
 
 def tiles_per_step(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
-    """Return an array whose entry [rank, step] is the number of tiles per head that a rank computes in a forward step.
+    """Return an array with the number of tiles per head that each rank computes in each forward step.
 
-    `lengths` lists the number of rows on each rank, and `layout` is "zigzag" or "contiguous".
+    The array is indexed by [rank, step]. `lengths` lists the number of rows on each rank, and `layout` is "zigzag" or
+    "contiguous".
     """
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
@@ -52,6 +53,6 @@ def tiles_per_step(lengths: Sequence[int], layout: str, causal: bool, B_r: int =
 
 
 def balance(tiles: np.ndarray) -> float:
-    """Return the average fraction of the time that a rank works, if all ranks wait for the one with the most tiles."""
+    """Return the fraction of time that an average rank is busy if all ranks wait for the one with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

@@ -1,8 +1,9 @@
-"""Number formats simulated in NumPy, which show how rounding affects attention if everything else is exact.
+"""Number formats simulated in NumPy, to show how rounding affects attention if everything else is exact.
 
 `rounded` in examine/cases.py rounds to any format, given its number of mantissa bits including the leading 1. This
-module adds the FP8 format E4M3, which has four such bits, and the scales and the rotation that FlashAttention-3 uses
-with FP8. It also constructs rows in which all rounding errors have the same sign and accumulate (arXiv 2510.04212).
+module adds the FP8 format E4M3, which has four mantissa bits, and the scales and the rotation that FlashAttention-3
+uses with FP8. It also constructs rows in which all rounding errors have the same sign and therefore accumulate (arXiv
+2510.04212).
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from fa2_lab.examine.cases import rounded
 BF16, FP16, TF32, FP32 = 8, 11, 11, 24  # mantissa bits, including the leading 1
 LARGEST = 448  # the largest E4M3 value
 
-# Rounding errors of one sign ------------------------------------------------------------------------------------
+# Rounding errors with the same sign -----------------------------------------------------------------------------
 
 
 class TiedRows(NamedTuple):
@@ -39,7 +40,7 @@ def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0
 def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
     """Return O in bf16, with o = P V rounded to `sum_bits` mantissa bits before the division by l.
 
-    `m` holds, for each row, the value subtracted from its scores.
+    `m` holds the value that is subtracted from the scores of each row.
     """
     P = np.exp(S - m)
     o = np.einsum("rk,rkd->rd", rounded(P, BF16), V)
@@ -63,9 +64,9 @@ def e4m3(x: np.ndarray) -> np.ndarray:
 
 
 def scaled(X: np.ndarray, rows: int) -> np.ndarray:
-    """Return X rounded to E4M3, with one scale for each group of `rows` rows.
+    """Return X rounded to E4M3, with one scale per group of `rows` rows.
 
-    The scale maps the largest magnitude of the group to 448.
+    The scale maps the largest magnitude in the group to 448.
     """
     blocks = X.reshape(-1, rows, X.shape[1])
     scale = abs(blocks).max((1, 2), keepdims=True) / LARGEST
@@ -73,7 +74,7 @@ def scaled(X: np.ndarray, rows: int) -> np.ndarray:
 
 
 def rotation(d: int, seed: int = 0) -> np.ndarray:
-    """Return a random orthogonal matrix (d, d): a Hadamard matrix scaled by 1/√d, each row with a random sign.
+    """Return a random orthogonal matrix (d, d), which is a Hadamard matrix scaled by 1/√d with random row signs.
 
     d must be a power of two.
     """

@@ -1,11 +1,11 @@
-"""A model of decode: how the keys of a long cache are split among programs, and the time that this takes.
+"""A model of decode: how the keys of a long cache are split among programs, and how long the programs take.
 
-One query is one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use the whole
-bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same number of
-splits for every head (split-KV); and equal shares of all heads' tiles (stream-K), in which a program may finish one
-head and start the next. Equal shares need no second wave, even if the sequences have different lengths. The rules by
-which the kernels choose are in kernels/decode/shares.py. Time is counted in units of work: one unit to read a tile, and
-one to start a head.
+A single query forms one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use
+the whole bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same
+number of splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program
+may finish one head and start the next. Equal shares need no second wave, even if the sequences have different lengths.
+The kernels choose among them by the rules in kernels/decode/shares.py. Time is counted in units of work: one unit to
+read a tile, and one to start a head.
 """
 
 import math
@@ -22,14 +22,14 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """Stream-K's split, which lays the work of all heads end to end and cuts it into equal shares.
+    """The stream-K split, which lays the work of all heads end to end and cuts it into equal shares.
 
     Program w executes the units w · share … (w + 1) · share − 1.
 
-    Each head takes one unit of work to start it (to load its queries and fill the pipeline) and one unit per tile.
+    A head takes one unit of work to start (to load its queries and fill the pipeline), and then one unit per tile.
     """
 
-    tiles: tuple[int, ...]  # the number of tiles of each head
+    tiles: tuple[int, ...]  # the number of tiles in each head
     programs: int
     min_share: int = 1
 
@@ -43,7 +43,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The total number of units of work in all heads."""
+        """The total number of units of work over all heads."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -60,7 +60,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return program w's work in order, as a list of (head, first, last) for the head's tiles first … last − 1."""
+        """Return the work of program w in order, as a list of (head, first, last) for its tiles first … last − 1."""
         parts = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -100,7 +100,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for grid.schedule if every head is cut into `splits` pieces of nearly equal length."""
+    """Return blocks for grid.schedule, with every head cut into `splits` pieces of nearly equal length."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
@@ -114,9 +114,9 @@ def read_seconds(
 ) -> float:
     """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
 
-    `tiles` lists the number of tiles of each head, and a tile has `tile_bytes` bytes. A program that runs alone reads
-    `alone` bytes per second. Programs that run concurrently share `bandwidth`, in bytes per second, equally. `slots` is
-    the number of programs that can run concurrently.
+    `tiles` lists the number of tiles in each head, and a tile has `tile_bytes` bytes. A program that runs alone reads
+    `alone` bytes per second. Concurrent programs share `bandwidth`, in bytes per second, equally. `slots` is the number
+    of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)

@@ -1,13 +1,13 @@
-"""The clock cycles that a forward tile takes on each unit of an SM, which show what tweak 1 and split-Q gain.
+"""The clock cycles that a forward tile takes on each unit of an SM, which show the gains from tweak 1 and split-Q.
 
 The tensor cores compute the matmuls, the special function units compute the exponentials, and the FP32 lanes compute
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
 (`overlapped`). If each unit waits for the previous one, their times add up (`serial`). A real kernel is in between.
 
 The FP32 work is the number of instructions that a kernel issues, which is smaller than the meter's count. For example,
-τ s − m is a single FMA. Accumulation into o is part of a matmul in FA2, but takes an FMA in FA1, which must scale the
-new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses, loop control and HBM are
-ignored.
+τ s − m is a single FMA. The accumulation into o is part of a matmul in FA2, but requires an FMA in FA1, which must
+scale the new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses, loop control and
+HBM are ignored.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from fa2_lab.machine import io_model, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul instruction for several warps}
-FEWEST_ROWS = 64  # the smallest B_r that uses multi-warp matmul instructions
+PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows per multi-warp matmul instruction}
+FEWEST_ROWS = 64  # the smallest B_r for which multi-warp matmul instructions are used
 
 
 class Clocks(NamedTuple):
@@ -49,9 +49,10 @@ class Clocks(NamedTuple):
 def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
-    """Return the clock cycles that one forward tile takes when W warps share it.
+    """Return the clock cycles that one forward tile takes if W warps share it.
 
-    `algorithm` is "fa1" or "fa2". `scheme` says what the warps divide: the queries ("split_q") or the keys ("split_k").
+    `algorithm` is "fa1" or "fa2". `scheme` is "split_q" if the warps divide the queries, or "split_k" if they divide
+    the keys.
     """
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
@@ -68,10 +69,10 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """Return the number of FP32 instructions for one tile: the meter's count minus the free additions.
+    """Return the number of FP32 instructions for one tile, which is the meter's count minus the free additions.
 
-    The subtraction in τ s − m is free because it is part of an FMA, and so is accumulation into o, dQ, dK and dV, which
-    is part of an FMA or a matmul.
+    The subtraction in τ s − m is free because it is part of an FMA. Accumulation into o, dQ, dK and dV is also free,
+    because it is part of an FMA or a matmul.
     """
     counted = io_model.not_matmul(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
@@ -79,10 +80,10 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """Return the number of times that W warps together read each tile of K and V from shared memory under split-Q.
+    """Return how many times W warps together read each tile of K and V from shared memory under split-Q.
 
-    Before Hopper, every warp reads K and V for its own rows. Since Hopper, one instruction reads them for the rows of
-    several warps.
+    Before Hopper, every warp reads K and V for its own rows. Since Hopper, a single instruction has been able to read
+    them for the rows of several warps.
     """
     rows = PRODUCT_ROWS.get(chip.compute_capability)
     return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)

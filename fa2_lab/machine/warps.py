@@ -1,18 +1,18 @@
 """A simulation of one thread block, warp by warp, that counts all traffic through shared memory.
 
-There are two ways to share a B_r × B_c tile among W warps (figure 3 of the FA2 paper):
+There are two ways to divide a B_r × B_c tile among W warps (figure 3 of the FA2 paper):
 
-split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. Warps exchange nothing.
+split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. The warps exchange nothing.
 split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The K refers to keys, not to the contracted
-         dimension, so the slices of S need not be summed. But the warps must exchange row maxima and row sums, and
-         add up the partial products P_w V_w.
+         dimension, so the slices of S need not be summed. However, the warps must exchange row maxima and row sums,
+         and add up the partial products P_w V_w.
 
-The model counts every element that is written to or read from shared memory, and records every barrier with its reason.
-Under both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is
-read. For each tile, a warp reads the operands of its matmuls into registers once: its rows of Q or all of Q, and all of
-K and V or its slice of them. The warp also keeps its rows of O, l and m in registers. Copies from HBM are counted for
-COPY and not for a warp, because they run asynchronously, and no warp may rely on them before a barrier. Sums and maxima
-within a warp use registers (shuffles) and are not counted, and bank conflicts are not counted either. The arithmetic is
+The model counts every element written to or read from shared memory, and records every barrier with its reason. Under
+both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is read.
+For each tile, a warp reads the operands of its matmuls into registers once: its rows of Q or all of Q, and all of K and
+V or its slice of them. The warp also keeps its rows of O, l and m in registers. Copies from HBM are attributed to COPY
+rather than to a warp, because they run asynchronously, and no warp may rely on them before a barrier. Sums and maxima
+within a warp use registers (shuffles) and are not counted. Bank conflicts are not counted either. The arithmetic uses
 float64, but the bytes are those of a kernel with 16-bit Q, K and V, and with fp32 statistics and partial results.
 """
 
@@ -65,7 +65,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that each can then read what the others have written."""
+        """Make all warps wait for each other, so that each can read what the others have written."""
         self.waits[reason] += 1
         self._forget()
 
@@ -82,7 +82,7 @@ class SharedMemory:
 
 
 class BlockRun(NamedTuple):
-    """The results of one thread block, and the shared memory that it used."""
+    """The results of one thread block, and its SharedMemory."""
 
     O: np.ndarray  # (B_r, d)
     L: np.ndarray  # (B_r,)
@@ -95,7 +95,7 @@ class BlockRun(NamedTuple):
 def split_q(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Compute O and L of row block i with its rows divided among W warps. Each tile needs two barriers."""
+    """Compute O and L of row block i, with its rows divided among W warps. Each tile requires two barriers."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
     (b, d), rows_of = q_i.shape, shares(len(q_i), W)
@@ -117,9 +117,9 @@ def split_q(
 def split_k(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Compute O and L of row block i with the keys of each tile divided among W warps.
+    """Compute O and L of row block i, with the keys of each tile divided among W warps.
 
-    Each tile needs three barriers, and the warps combine their partial results through shared memory.
+    Each tile requires three barriers, and the warps combine their partial results through shared memory.
     """
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
@@ -133,7 +133,7 @@ def split_k(
         s = [_slice_of_s(shared, tau, tiling.visible(i, j), keys[w], w) for w in range(W)]
         shared.barrier("row maxima of all warps")
         for w in range(W):
-            m_ij = shared.read(w, "max").max(axis=0)  # (B_r,): row maxima of the whole tile, the same in every warp
+            m_ij = shared.read(w, "max").max(axis=0)  # (B_r,) row maxima of the whole tile, the same in every warp
             p_w = np.exp(s[w] - finite(m_ij)[:, None])  # (B_r, B_c / W)
             shared.write(w, "sum", w, p_w.sum(axis=1))
             shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d), a partial sum
@@ -156,11 +156,11 @@ SCHEMES = {"split_q": split_q, "split_k": split_k}
 BARRIERS = {"split_q": 2, "split_k": 3}  # per tile
 
 
-# The same counts in closed form -----------------------------------------------------------------------------
+# Closed formulas for the same counts ------------------------------------------------------------------------
 
 
 def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
-    """Return {(op, tensor): number of elements} for all shared-memory accesses of W warps in one b × c tile.
+    """Return {(op, tensor): number of elements} for all shared-memory accesses by W warps in one b × c tile.
 
     `scheme` is "split_q" or "split_k", and `op` is "read" or "write".
     """
@@ -185,7 +185,7 @@ def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
 
 
 def shares(n: int, W: int) -> list[slice]:
-    """Divide n rows (or keys) into W contiguous slices of nearly equal length, and return the slices."""
+    """Return W contiguous slices of nearly equal length that together cover n rows (or keys)."""
     edges = [n * w // W for w in range(W + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
 
@@ -207,7 +207,7 @@ def _check(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return Q, K, V and τ after checking all arguments.
 
-    Raise an error unless Q, K and V are one head that fits the tiling, row block i exists, and W is valid.
+    Raise an error unless Q, K and V form one head that matches the tiling, row block i exists, and W is valid.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)

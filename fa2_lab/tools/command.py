@@ -1,4 +1,4 @@
-"""The `fa2-lab` command, which `python -m fa2_lab` runs as well. Without arguments, it runs the tour."""
+"""The `fa2-lab` command, which is also run by `python -m fa2_lab`. Without arguments, it runs the tour."""
 
 import argparse
 import ast
@@ -15,7 +15,8 @@ from textwrap import fill, indent
 from fa2_lab import paper
 from fa2_lab.glossary import GLOSSARY, Term
 
-# Commands that have a main(argv) of their own. So do the studio's commands, which are entry points in pyproject.toml.
+# Commands with their own main(argv). The studio's commands are not listed, because they are entry points in
+# pyproject.toml.
 COMMANDS = {
     "doctor": ("fa2_lab.tools.doctor", "list what this machine has, which kernels run on it, and what is wrong"),
     "examine": ("fa2_lab.tools.examine", "find out which known mistake an attention function makes"),
@@ -35,11 +36,11 @@ class Refused(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return 0 for success, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
-    if sys.stdout is None:  # the output was closed before the start
+    if sys.stdout is None:  # stdout was already closed when the command started
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show τ prints ? instead of failing
+            stream.reconfigure(errors="replace")  # if the terminal cannot display τ, print ? instead of failing
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command, and turn a ValueError or a missing package into a Refused that explains what to do.
+    """Run a command, and convert a ValueError or a missing package into a Refused that explains what to do.
 
     `main` takes no arguments and returns the function that runs the command on `argv`.
     """
@@ -198,7 +199,7 @@ def show_glossary(arguments: argparse.Namespace) -> int:
 
 
 def explained_in(term: Term) -> str:
-    """Name the chapter, appendix or rung that explains a term."""
+    """Return the name of the chapter, appendix or rung that explains a term."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
     return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
@@ -212,5 +213,5 @@ def close_to(name: str, names: Iterable[str]) -> str:
 
 
 def paragraph(title: str, text: str) -> str:
-    """Wrap `text` to 78 columns, with `title` in a column to the left."""
+    """Return `text` wrapped to 78 columns, with `title` in a column on the left."""
     return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)

@@ -15,7 +15,7 @@ import fa2_lab
 
 TORCH = "2.11", "2.15"  # the oldest and the newest tested versions
 OLDEST_GPU = 8.0  # the lowest compute capability whose tensor cores Triton can use
-FINE = "Nothing is wrong"  # how the advice begins if there is nothing to do
+FINE = "Nothing is wrong"  # the beginning of the advice if there is nothing to fix
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Environment:
     driver: str = ""
     gpu_node: bool = False  # whether the system reports a GPU, usable or not
     asked: str = ""  # the value of TRITON_INTERPRET before this command
-    untested: str = ""  # versions that the kernels were not tested with
+    untested: str = ""  # installed versions with which the kernels were not tested
     misfit: str = ""  # which versions do not work together, and what to install
     kernels: dict[str, str] = field(default_factory=dict)  # {d: kernels that run a causal call}
 
@@ -94,7 +94,7 @@ def version(package: str) -> str:
 
 
 def graphics() -> dict:
-    """Return the name, compute capability and driver of the GPU that torch can use, or an empty dictionary."""
+    """Return the name, compute capability and driver of the GPU, or an empty dictionary if torch cannot use any."""
     import torch
 
     if not torch.cuda.is_available():
@@ -109,7 +109,7 @@ def graphics() -> dict:
 
 
 def serving(environment: Environment) -> dict[str, str]:
-    """Return {d: kernel name} for a causal bf16 call with 16 heads and N = 4,096, for d = 64 and 128."""
+    """Return {d: kernels that run a causal bf16 call with 16 heads and N = 4,096} for d = 64 and 128."""
     forbidden = not environment.gpu and environment.asked not in ("", "1")
     if not (environment.torch and environment.triton) or environment.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
@@ -137,7 +137,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Name the installed versions of torch and Triton that the kernels were not tested with.
+    """Return the installed versions of torch and Triton with which the kernels were not tested, or "" if all were.
 
     `versions` lists the tested versions of Triton.
     """
@@ -150,7 +150,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """State whether Triton's interpreter runs the kernels, and why."""
+    """Return a text that says whether Triton's interpreter is on, and why."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:

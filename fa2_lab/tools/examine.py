@@ -1,8 +1,8 @@
 """`fa2-lab examine`: test an attention function and diagnose its mistake.
 
-fa2-lab examine mine.py:attention           print what is wrong and how large the error is, a small input that shows it,
-                                            and what to read
-fa2-lab examine mine.py:attention --quick   skip the long sequences, so that the examination takes at most ten seconds
+fa2-lab examine mine.py:attention           report the mistake, the size of its error, a small input that shows it, and
+                                            what to read
+fa2-lab examine mine.py:attention --quick   skip long sequences, so that the examination takes at most ten seconds
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     is_cuda_used = torch is not None and torch.cuda.is_initialized()  # if so, a forked process cannot use CUDA
     processes = multiprocessing.get_context("spawn" if is_cuda_used else None)
     ours, theirs = processes.Pipe(duplex=False)
-    # The user's function may end this process
+    # A child process runs the user's function, because the function may end its process.
     child = processes.Process(target=report_to, args=(theirs, a))  # type: ignore[attr-defined]
     child.start()
     theirs.close()
@@ -102,7 +102,7 @@ def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], objec
         report = diagnose(subject, a.layout, a.library, a.dtype, quick=a.quick)
     except (NotExamined, Endless) as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
-    report.subject.name = a.function.rpartition(":")[2]  # its name in the user's file
+    report.subject.name = a.function.rpartition(":")[2]  # the function's name in the user's file
     return as_json(report) if a.json else page(report, a.function, module), int(not report.is_right)
 
 
@@ -121,7 +121,7 @@ def load(text: str) -> tuple[str, Callable]:
     if not where or not name:
         raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
     if importlib.util.find_spec("triton") is not None:
-        import fa2_lab.kernels  # noqa: F401 — it switches Triton's interpreter on if there is no GPU
+        import fa2_lab.kernels  # noqa: F401 — switches on Triton's interpreter if there is no GPU
     try:
         if where.endswith(".py"):
             path = Path(where)
@@ -154,7 +154,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """Format the report for the terminal."""
+    """Return the report, formatted for the terminal."""
     lines = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "conventions"]
     lines += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -182,7 +182,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Format one finding: what is wrong, where and by how much, what to read, and a small program that shows it."""
+    """Return one finding as text: the mistake, its place and size, what to read, and a small program that shows it."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

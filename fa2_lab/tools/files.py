@@ -1,4 +1,4 @@
-"""Functions that write files atomically, so that none is ever incomplete, and that check folders in advance."""
+"""Functions that write files atomically, check in advance whether a folder is writable, and import Python files."""
 
 import os
 from importlib.util import module_from_spec, spec_from_file_location
@@ -10,14 +10,14 @@ NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none arou
 
 
 def checkout(what: str) -> Path:
-    """Return the root of the checkout around this package, or raise an error that says that `what` needs one."""
+    """Return the root of the checkout around this package. If there is none, raise an error that names `what`."""
     if not (ROOT / "pyproject.toml").is_file():
         raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a file atomically: write under another name, then rename, so that readers never see an incomplete file."""
+    """Write a file under a temporary name and then rename it, so that readers never see an incomplete file."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())

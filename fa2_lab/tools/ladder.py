@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung to compare a rung with: the previous one or, for x23, rung 23."""
+    """Return the rung with which `name` is compared, which is the previous rung or, for x23, rung 23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -72,7 +72,7 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Return whether `name` is a rung other than the first, and so has a previous rung."""
+    """Return whether `name` is a rung that has a previous rung."""
     return name in ladder.RUNGS[1:]
 
 
@@ -87,13 +87,13 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Format a compiled property of a rung, such as "registers", as "a/b": a without a mask, b with the causal mask."""
+    """Return a compiled property of a rung, such as "registers", as "a/b", with a for no mask and b for causal."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the unmasked measurement for the shape shown in the table."""
+    """Return the measurement without a mask for the problem shown in the table."""
     row = reasons.table_row(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
@@ -101,7 +101,7 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Return the table's rows: first every rung, then the other implementations."""
+    """Return the table's rows, with all rungs before the other implementations."""
     values = unmasked(results).values
     peer = compared_with(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
@@ -126,7 +126,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Format the table, followed by an explanation of each prediction that misses."""
+    """Return the table as text, followed by an explanation of each prediction that misses."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -150,7 +150,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """Format the table in Markdown, inside a collapsed <details> element, and return its lines."""
+    """Return the lines of the table in Markdown, inside a collapsed <details> element."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -164,11 +164,11 @@ def markdown(results: Record) -> list[str]:
     return [*text, "", "</details>"]
 
 
-# One change on one page -----------------------------------------------------------------------------------------
+# A page about one change ----------------------------------------------------------------------------------------
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Render one change as text: its purpose, hypothesis, diff, measurements, and the next rung."""
+    """Return a page about one change, with its purpose, hypothesis, diff and measurements, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -180,7 +180,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Describe the change from rung `old` to `new`: the old limit, the hypothesis, and the speedups."""
+    """Return a text on the change from rung `old` to `new`, with the old limit, the hypothesis and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -202,7 +202,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 def several(results: Record, **numbers: str) -> str:
     """Return a Markdown table of several changes.
 
-    Each keyword argument names a rung and a counter: r05="L2 bytes", for example, adds rung 05 with its L2 bytes.
+    Each keyword argument names a rung and a counter. For example, r05="L2 bytes" adds rung 05 with its L2 bytes.
     """
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
@@ -225,7 +225,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """List two rungs' speeds for each recorded shape, and the differences between their compiled code and counters.
+    """Return a list of two rungs' speeds on each recorded problem, and of differences in their code and counters.
 
     A counter is shown only if it changed by more than 10%.
     """
@@ -252,7 +252,7 @@ def differ(a: float, b: float) -> bool:
 
 
 def short(x: float) -> str:
-    """Format a number in at most seven characters."""
+    """Return a number, formatted in at most seven characters."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(x) >= size:
             return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"

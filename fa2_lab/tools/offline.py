@@ -68,7 +68,7 @@ def read(cubin: bytes) -> tuple[str, str]:
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """Return everything in report(), except the shared bytes, for an NVIDIA binary."""
+    """Return the counts of report() for an NVIDIA binary, except the shared bytes."""
     usage, code = read(cubin)[0], disassembled(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -87,7 +87,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """Return everything in report(), except the shared bytes, for assembly code from the AMD compiler."""
+    """Return the counts of report() for assembly code from the AMD compiler, except the shared bytes."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])

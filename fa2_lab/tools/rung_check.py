@@ -38,7 +38,7 @@ def alone(name: str) -> None:
 
 
 def check(name: str, cases: list[tuple], device: str) -> None:
-    """Print the errors of a rung's O and L, compared with attention in float64."""
+    """Print the errors of a rung's O and L relative to attention in float64."""
     print("against float64                          O          L")
     for N_q, N_k, d, causal in cases:
         draw = torch.Generator().manual_seed(0)

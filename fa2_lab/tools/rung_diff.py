@@ -30,7 +30,7 @@ def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
 
 
 def diff(old: str, new: str, colours: bool = False) -> str:
-    """Render the changes from rung `old` to rung `new`, like the output of `diff -w`."""
+    """Return the changes from rung `old` to rung `new`, formatted like the output of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
     lines: list[str] = []
     for what, gone, come in steps(old, new):
@@ -51,5 +51,5 @@ def context(lines: list[str], first: bool) -> list[str]:
 
 
 def trailing(lines: list[str]) -> int:
-    """Return the number of unchanged lines at the end of the diff `lines`."""
+    """Return the number of unchanged lines at the end of a diff."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

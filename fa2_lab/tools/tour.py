@@ -1,4 +1,4 @@
-"""The tour: every stage runs once on this machine and is compared with dense attention in float64."""
+"""The tour, which runs every stage once on this machine and compares it with dense attention in float64."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -126,7 +126,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """Return pairs (value of the formula, count of the meter) for the causal forward's HBM traffic and matmul FLOPs."""
+    """Return pairs (formula's value, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io_model.traffic(*what).total, io_model.operations(*what)["matmul"]
@@ -233,7 +233,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Format one row of the table, at most 80 columns wide unless a stage's note does not fit."""
+    """Return one row of the table, which is at most 80 columns wide unless a stage's note does not fit."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace
@@ -244,7 +244,7 @@ def line(row: Outcome) -> str:
 
 
 def short(n: int) -> str:
-    """Format a count in a short form, such as "1.23M" for 1,234,567, or a dash for 0."""
+    """Return a count in short form, such as "1.23M" for 1,234,567, or a dash for 0."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if n >= 0.9995 * size:
             return f"{n / size:.3g}{unit}"

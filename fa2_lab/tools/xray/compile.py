@@ -28,7 +28,7 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg")  # the compiler options that a 
 
 
 class Compiled(NamedTuple):
-    """One kernel that was compiled for one chip."""
+    """One kernel, compiled for one chip."""
 
     name: str
     chip: str
@@ -101,13 +101,13 @@ def chip_of(name: str) -> str:
 
 
 def reason(complaint: str) -> str:
-    """Return the line of the error text `complaint` that gives the reason.
+    """Return the line of an error message that gives the reason.
 
-    This is the assembler's error line if there is one, and the last line otherwise. If the last line only marks a
+    This is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
     position in a kernel, return the first error together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
-    if lines[-1].strip() == "^":  # Triton ends with a line of the kernel; the first error is above it
+    if lines[-1].strip() == "^":  # Triton's message ends with a line of the kernel, below the first error
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
         place = next(n for n, line in enumerate(lines) if line.strip() == "^") - 1
         lines.append("; ".join([*words, f"it stops at `{lines[place].strip()}`"]))
@@ -115,7 +115,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the full name, as in names(), of a rung such as "09" or of a kernel. For a file, return its full path."""
+    """Return the full name, as in names(), of a rung such as "09" or a kernel. For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

@@ -1,4 +1,4 @@
-"""Find each source line's machine instructions. Triton writes line numbers into its code, and nvdisasm prints them."""
+"""Find the machine instructions of each source line, using the line numbers that Triton stores in its compiled code."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
 def by_line(cubin: bytes) -> dict[str, list[str]]:
-    """Return {"file.py:line": list of its instructions in program order} for a kernel compiled for an NVIDIA GPU.
+    """Return {"file.py:line": its instructions in program order} for a kernel that was compiled for an NVIDIA GPU.
 
     NVIDIA's assembler annotates only the first instruction of a Hopper matmul, so all of a matmul's instructions are
     assigned to the line of the WARPGROUP.ARRIVE that opens it.
@@ -35,7 +35,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """List the machine instructions of the Triton lines that compute the paper's line `tag`."""
+    """Return a listing of the machine instructions of the Triton lines that compute the paper's line `tag`."""
     line = where(tag)
     if not line.first_triton:
         raise ValueError(f"{line.tag} has no Triton line: {line.no_triton}")
@@ -46,7 +46,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Describe one line of code: how often each machine instruction occurs, and the first few instructions."""
+    """Return text about one line of code: how often each machine instruction occurs, and the first few of them."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

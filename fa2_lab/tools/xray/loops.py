@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
 LABEL = re.compile(r"^\s*(\.L_x_\d+):")
-BRANCH = re.compile(r"^@\S+ .*\bBRA\b.*`\((\.L_x_\d+)\)")  # conditional branches only: others just return from waits
+BRANCH = re.compile(r"^@\S+ .*\bBRA\b.*`\((\.L_x_\d+)\)")  # only conditional branches; others return from waits
 PRODUCTS = (  # (matmul instruction, number of warps that execute it together: four on Hopper)
     (re.compile(r"\bHGMMA\.(\d+)x(\d+)x(\d+)"), 4),
     (re.compile(r"\bHMMA\.(16)(8)(16|8)\b"), 1),
@@ -13,7 +13,7 @@ PRODUCTS = (  # (matmul instruction, number of warps that execute it together: f
 
 
 class Loop(NamedTuple):
-    """The counts per iteration of one loop: instructions, multiplications per warp, copies, exponentials, and waits."""
+    """Counts per iteration of one loop: instructions, multiplications per warp, copies, exponentials, and waits."""
 
     instructions: int
     multiplications: float
@@ -52,7 +52,7 @@ def loops(sass: str) -> list[Loop]:
 
 
 def multiplications(instruction: str) -> float:
-    """Return how many multiplications an instruction does per warp, or 0 if it is not a matmul."""
+    """Return the number of multiplications that an instruction performs per warp, or 0 if it is not a matmul."""
     for pattern, warps in PRODUCTS:
         if sizes := pattern.search(instruction):
             rows, columns, inner = map(int, sizes.groups())

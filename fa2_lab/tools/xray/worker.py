@@ -1,4 +1,4 @@
-"""A process that compiles every launch of one call for one chip, runs none of them, and prints JSON."""
+"""A process that compiles every launch of one call for one chip without running it, and prints the result as JSON."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from fa2_lab.tools.xray.lines import by_line
 
 SMs = 132  # the SM count reported to persistent kernels, as on an H100 or H200
 RUN = triton.JITFunction.run
-launched, asked = dict[str, Any](), dict[str, Any]()  # kernels of a call so far; options for the compiler
+launched, asked = dict[str, Any](), dict[str, Any]()  # the call's kernels so far; compiler options
 
 
 def compile_only(run: Callable) -> Callable:
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward of `name`, a rung, a package kernel or a file, passing q for every tensor."""
+    """Call the forward or backward of `name` (a rung, a package kernel or a file), with q in place of every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":
@@ -53,7 +53,7 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
 
 
 def read(name: str, kernel: Any) -> dict:
-    """Return a dictionary with a compiled kernel's counts, layouts, code at each stage, and instructions by line."""
+    """Return a compiled kernel's counts, layouts, code at each stage and instructions by line, as a dictionary."""
     amd = "amdgcn" in kernel.asm
     code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
     stages = {stage: kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx") if stage in kernel.asm} | dict(sass=code)
