@@ -63,14 +63,15 @@ for window in ((None, 0), (1, 0), (1, 1)):
 # stays where it is.
 #
 # ## Which tiles does a row block visit?
+#
+# The figure shows six masks cut into tiles. The last two, documents and a sink, are explained further below. The thick
+# lines mark the ends of the intervals, and the solid bar is the interval of row 23:
 
 # %% tags=["hide-input"]
 show("mask_intervals")
 
 # %% [markdown]
-# The figure shows six masks cut into tiles. The last two, documents and a sink, are explained below. The thick lines
-# mark the ends of the intervals, and the solid bar is the interval of row 23. A tile between the lines is FULL, a
-# tile that a line crosses is DIAGONAL, and the other tiles are never loaded.
+# A tile between the lines is FULL, a tile that a line crosses is DIAGONAL, and the other tiles are never loaded.
 #
 # From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, the bottom
 # row has the largest `last`, and the loop runs from one to the other. A key that both the top row and the bottom row
@@ -130,17 +131,22 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do. With
-# square tiles of B × B, a row block has one such tile on the diagonal. At the left edge, the window moves by one key
-# per row. So between the top and the bottom row of the block, B − 1 consecutive keys drop out of the window, and the
-# tiles that contain them need a mask. These are two tiles, unless all B − 1 keys are in the same one. For example, with
-# B = 4 and left = 6, the windows of rows 8 to 11 begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 leave the window, so
-# tiles 0 and 1 need a mask. With left = 8, the keys 0, 1 and 2 leave it, and they are all in tile 0.
+# ## Which tiles of a window need a mask?
+#
+# Only the tiles that the edges of a window cross need a mask, and masking takes time, so how many are there? If a
+# causal window is wider than a tile, these are the tiles at its two edges. With square tiles of B × B, a row block has
+# one such tile on the diagonal. At the left edge, the window moves by one key per row. So between the top and the
+# bottom row of the block, B − 1 consecutive keys drop out of the window, and the tiles that contain them need a mask.
+# These are two tiles, unless all B − 1 keys are in the same one. For example, with B = 4 and left = 6, the windows of
+# rows 8 to 11 begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 leave the window, so tiles 0 and 1 need a mask. With left =
+# 8, the keys 0, 1 and 2 leave it, and they are all in tile 0.
 #
 # In general, when are these keys in a single tile? A tile has B keys, so B − 1 consecutive keys fit into it only if
 # they begin at its first key or at its second. The top row of block i is row iB, whose window begins at key iB − left,
 # so this is the first key that leaves. It is the first key of a tile if `left` is a multiple of B, and the second key
 # of a tile if `left` + 1 is a multiple of B. For every other `left`, two tiles at the left edge need a mask.
+#
+# ## How many keys does a window of 1,024 contain?
 #
 # Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
 # so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so
@@ -224,11 +230,13 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 # In the backward pass, the chain rule multiplies the score's gradient by one more factor. With $t = c \tanh(s/c)$,
 # this factor is the slope $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
 #
-# Why is a masked score −∞? Many programs write a large negative number such as −10,000 into their masks. As long as a
-# row sees some key with an ordinary score, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that
-# sees no key, no score is ahead of the masked ones, so softmax gives the masked keys a total weight of 1. Moreover, the
-# lowest number of fp16 is −65,504, so adding two masks that contain it overflows. [Appendix D](D_numbers.ipynb) shows
-# the bugs that such numbers have caused:
+# ## Why is a masked score not just a large negative number?
+#
+# In this book, a masked score is −∞. Many programs instead write a large negative number such as −10,000 into their
+# masks. As long as a row sees some key with an ordinary score, there is no difference, because $e^{-10000}$ is 0 as
+# well. But in a row that sees no key, no score is ahead of the masked ones, so softmax gives the masked keys a total
+# weight of 1. Moreover, the lowest number of fp16 is −65,504, so adding two masks that contain it overflows. [Appendix
+# D](D_numbers.ipynb) shows the bugs that such numbers have caused:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
@@ -293,7 +301,7 @@ print(f"dsink: {dsink:.6f}, by finite differences {((up - down) * dO).sum() / 2e
 
 # %% [markdown]
 # dQ, dK and dV need $P = e^{S - L}$ and $D$. Since $L$ and $O$ already include the sink, `fa2.backward` does not need
-# it. We check one element of dK:
+# the sink as an argument. We check one element of dK:
 
 # %%
 dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, score_options=ScoreOptions(softcap=3.0), **tiles)
@@ -332,8 +340,8 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
 # `attention_packed` takes packed documents and their starts. A model of Hugging Face's *transformers* ([appendix
 # C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other mask
-# raises an error that names the mask. This includes a prefix, although under a prefix each row sees a single interval,
-# which the loop above could handle.
+# raises an error that names the mask. A prefix also raises this error, although under a prefix each row sees a single
+# interval, which the loop above could handle.
 #
 # ## Recap
 #
