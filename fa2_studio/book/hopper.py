@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable
 from difflib import SequenceMatcher
+from itertools import groupby
 from textwrap import wrap
 
 import numpy as np
@@ -94,16 +95,35 @@ def show_code(text: str, language: str = "python") -> None:
 def fitted(text: str, edge: int = 0) -> list[str]:
     """Return a listing's lines, of which none is longer than WIDTH, as far as that is possible.
 
-    The first `edge` letters of a line are repeated if it is broken.
+    The first `edge` letters of a line are repeated if it is broken. If a line of a comment or of a paragraph in a
+    docstring is too long, all of its lines are wrapped again, so that none of them ends after a few words.
     """
-    quoted, lines = "", []  # where a line begins: in a docstring, in another string of several lines, or in neither
+    quoted, known = "", []  # where a line begins: in a docstring, in another string of several lines, or in neither
     for line in text.split("\n"):
         code = line[edge:]
         now = quoted or ("docstring" if code.lstrip().startswith('"""') else "")
         if code.count('"""') % 2:
             quoted = "" if quoted else now or "string"
-        lines += [line] if now == "string" else [line[:edge] + part for part in shorter(code, now == "docstring")]
+        known.append((now, line))
+    lines = []
+    for (now, *_), run in groupby(enumerate(known), key=lambda x: paragraph(x[0], *x[1], edge)):
+        same = [line for _, (_, line) in run]
+        if max(len(line[edge:]) for line in same) > WIDTH:
+            first, *others = same
+            sign = "" if now == "docstring" else "# "
+            same = [" ".join([first, *(line[edge:].strip().removeprefix(sign) for line in others)])]
+        for line in same:
+            parts = [line[edge:]] if now == "string" else shorter(line[edge:], now == "docstring")
+            lines += [line[:edge] + part for part in parts]
     return lines
+
+
+def paragraph(n: int, now: str, line: str, edge: int) -> tuple:
+    """Return a key that line n shares with its neighbours only if all of them belong to one comment or paragraph."""
+    code = line[edge:].strip()
+    indent = line[: len(line) - len(line[edge:].lstrip())]
+    flows = code not in ("", '"""') if now == "docstring" else not now and code.startswith("# ")
+    return (now, indent) if flows and not code.startswith(("- ", "# - ")) else (now, n)
 
 
 def shorter(line: str, words: bool = False) -> list[str]:

@@ -156,3 +156,13 @@ def test_a_listing_with_shorter_lines_is_the_same_code():
         shown = "\n".join(hopper.fitted(text))
         first, second = (re.sub(r"\s+", " ", ast.unparse(ast.parse(code))) for code in (text, shown))
         assert first == second and sorted(re.findall(TAG, text)) == sorted(re.findall(TAG, shown))
+
+
+def test_a_long_comment_in_a_listing_is_wrapped_as_one_paragraph():
+    words = " ".join(["word"] * 30)
+    lines = [f"    # {words}", "    # its end.", "    x = 1"]
+    shown = hopper.fitted("\n".join(lines))
+    assert " ".join(line.strip().removeprefix("# ") for line in shown[:-1]) == f"{words} its end."
+    assert len(shown) == 3 and shown[-1] == "    x = 1"
+    as_diff = hopper.fitted("\n".join(f"+ {line}" for line in lines), edge=2)
+    assert as_diff == [f"+ {line}" for line in shown]
