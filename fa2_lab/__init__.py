@@ -1,4 +1,7 @@
-"""FlashAttention-2, built step by step. Importing the package needs only NumPy; `attention` loads torch and Triton."""
+"""FlashAttention-2, built step by step.
+
+The package itself requires only NumPy. `attention` loads torch and Triton on first use.
+"""
 
 from importlib import import_module
 from typing import Any

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parent
 class Line:
     """One numbered line of an algorithm.
 
-    `depth` is the number of loops around it. `computes` is False for "end for".
+    `depth` is the number of enclosing loops. `computes` is False for "end for".
     """
 
     number: int
@@ -53,7 +53,7 @@ class Algorithm:
 
 
 def steps(text: str) -> tuple[Line, ...]:
-    """Parse an algorithm's text into lines. Its indentation shows the loops, and brackets name errata."""
+    """Parse an algorithm's text into lines. Indentation marks loops, and brackets name errata."""
     found = []
     for number, line in enumerate(dedent(text).strip().splitlines(), 1):
         words, _, errata = line.rstrip("]").partition("  [")
@@ -284,7 +284,7 @@ class Whereabouts:
 
     @property
     def picture(self) -> str | None:
-        """The name of the figure that shows this line of the paper, or None."""
+        """The name of the figure that shows this line of the paper, or None if there is none."""
         return PICTURE_OF.get(self.tag)
 
     @property
@@ -299,7 +299,7 @@ class Whereabouts:
 
     @property
     def no_triton(self) -> str:
-        """The reason why the algorithm's main Triton file has no counterpart of this line, or "" if it has one."""
+        """The reason why the algorithm's main Triton file has no counterpart to this line, or "" if it has one."""
         reason = NO_TRITON.get(self.tag) or NO_TRITON.get(self.algorithm.tag, "no kernel carries this tag yet")
         return "" if self.first_triton else reason
 
@@ -335,7 +335,7 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Format lines of code without their comments, below the heading `title`. If there are none, show `none`."""
+    """Return lines of code without their comments, preceded by `title`. If there are none, show the text `none`."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 

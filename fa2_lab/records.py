@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 IN_A_CHECKOUT, IN_A_WHEEL = PACKAGE.parent / "figures" / "data", PACKAGE / "data"
 FOLDER = IN_A_WHEEL if IN_A_WHEEL.is_dir() else IN_A_CHECKOUT
-RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # rungs are compared with the first that was measured
+RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # rungs are compared with the first of these that was measured
 COMPILE = "python -m fa2_studio.compiled"
 
 
@@ -40,7 +40,7 @@ class Measurement:
 
 @dataclass
 class Record:
-    """One recorded run of a suite: its measurements, and the machine, versions, commit and protocol behind them."""
+    """One recorded run of a suite, with its measurements, machine, versions, commit and protocol."""
 
     suite: str
     machine: dict
@@ -92,7 +92,7 @@ def to_dict(record: Record) -> dict:
 
 
 def from_dict(data: dict) -> Record:
-    """Return the record that a dictionary from a JSON file describes."""
+    """Return the record described by a dictionary that was loaded from a JSON file."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 

@@ -33,7 +33,7 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """The keys that each query sees, and the bias that is added to their scores.
+    """The keys that are visible to each query, and the bias added to their scores.
 
     A query sees a key only if every field that is set allows it. Row r meets the diagonal at column r + N_k − N_q, so
     the diagonal ends at the bottom right corner of S.

@@ -1,6 +1,6 @@
 """A meter that counts what an algorithm loads, stores and computes, per tile and per worker.
 
-Tensors with capital-letter names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
+Tensors with uppercase names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
 their use: indexing such a tensor counts as a load (`q_i = Q[rows]`), and assigning to it counts as a store (`O[rows] =
 o_i`). A load returns an on-chip array, as does every NumPy operation on an on-chip array. The meter counts these
 operations by kind. Without a meter, the same lines run on plain arrays, so each algorithm is written only once, in
@@ -73,11 +73,11 @@ class Trace:
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM, for one tensor or for all together."""
+        """Return the number of elements loaded from HBM, either of one tensor or, if `tensor` is None, of all."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM, for one tensor or for all together."""
+        """Return the number of elements stored to HBM, either of one tensor or, if `tensor` is None, of all."""
         return self._moved("store", tensor)
 
     @property

@@ -41,7 +41,7 @@ class Interval(masking_utils.BlockMask):
 
     size: tuple[int, int, int, int]  # batch, 1, rows, columns
     causal: bool
-    left: int | None  # columns seen left of the diagonal, as in attention(window=…); None means all
+    left: int | None  # columns visible to the left of the diagonal, as in attention(window=…); None means all
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
     first: list[int] | None = None  # index of each batch entry's first key, if padded on the left

@@ -1,7 +1,7 @@
 """Check the public functions' arguments before any launch, and choose between the kernels and the reference.
 
-Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
-only if the check is worth the wait, and at most once per version of a tensor. The kernels clamp unchecked values.
+Every error names the argument, the value passed, and the accepted values. Values on a GPU are read only if the check is
+worth the wait, and at most once per version of a tensor. The kernels clamp unchecked values.
 """
 
 import math
@@ -27,7 +27,7 @@ NO_TRANSFORMS = (
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
 LARGEST_SCALE = 1e30  # keeps every score below 10⁸ finite in fp32, the kernels' precision
-LARGEST_SINK = 1e38  # limits sink / softcap or, without a softcap, sink / scale, which the kernels compute
+LARGEST_SINK = 1e38  # limit on sink / softcap or, without a softcap, on sink / scale, which the kernels compute
 MOST_SPLITS = 256
 # The kernels divide sinks and biases by the scale. If the scale is below this bound, it is folded into q instead, which
 # keeps the quotients finite.
@@ -228,8 +228,8 @@ def check_block_table_values(
 def can_read_values(x: Tensor) -> bool:
     """Return whether x has values that can be read before the launch, waiting for the GPU if necessary.
 
-    Return False during tracing by torch.compile or torch.export and during CUDA graph capture, because there are no
-    values to read, and also for an empty tensor.
+    During tracing by torch.compile or torch.export, and during CUDA graph capture, there are no values to read, so the
+    result is False. It is also False if x is empty.
     """
     return x.numel() > 0 and not is_traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -338,7 +338,7 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
 def check_transforms(*gradients: Tensor | None) -> None:
     """Raise an error inside torch.vmap or torch.func, or if torch.vmap has batched a gradient.
 
-    The kernels require tensors that are backed by memory, unlike those inside such a transform.
+    The kernels require tensors backed by memory, but inside such a transform, tensors have none.
     """
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(NO_TRANSFORMS)

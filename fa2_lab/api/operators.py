@@ -172,7 +172,7 @@ def to_op_args(options: Options) -> Sequence:
 def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
     """Return the records Tensors and Options, built from a custom operator's arguments.
 
-    `args` may be incomplete, because torch omits trailing arguments that have their default values.
+    `args` may be incomplete, because torch omits trailing arguments with default values.
     """
     n_tensors = len(Tensors._fields)
     return Tensors(*args[:n_tensors]), Options(**dict(zip(OP_OPTIONS, args[n_tensors:], strict=False)))

@@ -81,7 +81,7 @@ def attention_packed(
 
 
 def has_dominant_sequence(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Return whether the longest sequence needs more work than all other sequences together.
+    """Return whether the longest sequence requires more work than all others combined.
 
     The other sequences are assumed to have equal lengths. max_seqlen_q is used only for this decision, so batches whose
     longest sequences have different lengths can reuse the same prepared kernels.

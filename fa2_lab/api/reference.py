@@ -98,7 +98,7 @@ def packed_backward(
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
     """Yield (rows, keys, Tensors) for each packed sequence: the slices of its rows and keys, and its tensors.
 
-    The rows after the last sequence form one more sequence, which has no keys. They still see the sinks.
+    The rows after the last sequence form an additional sequence without keys, but they still see the sinks.
     """
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
     dense = tensors._replace(cu_seqlens_q=None, cu_seqlens_k=None, sinks=sinks)

@@ -1,4 +1,4 @@
-"""Exact attention over a sequence that is sharded across the ranks of torch.distributed.
+"""Exact attention over a sequence sharded across the ranks of torch.distributed.
 
 Programs that use this package are started with torchrun.
 

@@ -4,7 +4,7 @@ Before its transfers, every call exchanges a small header with every other rank.
 call, its shapes, dtype and options, and the length of the shard. The headers are sent between the CPUs over a separate
 gloo group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, but the forward pass runs in the meantime.
 
-If a rank's call differs, or a rank has died or never makes the call, every rank finds out within `timeout` seconds,
+If a rank's call differs, or if a rank dies or never makes the call, every rank finds out within `timeout` seconds,
 with two exceptions. First, with three or more ranks, a rank that calls just before the timeout may find that some ranks
 have given up and others have not. Second, if a kernel fails while headers are in transit, the other ranks keep waiting
 in the first transfer.

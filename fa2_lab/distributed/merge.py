@@ -1,7 +1,7 @@
-"""A kernel that merges an output (O, L) into a running softmax state in fp32, in place, as SoftmaxState.merge does.
+"""A kernel that merges an output (O, L) in place into a running fp32 softmax state, as SoftmaxState.merge does.
 
 torch operators could compute the same result, but they would read and write o several times, whereas this kernel does
-so once. When it merges the last (O, L), the kernel writes the final output instead of the state.
+so only once. When it merges the last (O, L), the kernel writes the final output instead of the state.
 """
 
 import triton
@@ -79,7 +79,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
 
 
 def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
-    """Return a launch of the merge kernel for tensors like these. Call it with (m, l, o, L, O, L_out, O_out)."""
+    """Return a prepared launch of the merge kernel, which is called with (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))

@@ -55,7 +55,7 @@ def unshard(
 
 
 def check_dim(x: Tensor, dim: int) -> int:
-    """Return `dim` as a nonnegative index. Raise an error unless x is a tensor that has this dimension."""
+    """Return `dim` as a nonnegative index. Raise an error unless x is a tensor with this dimension."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}; it takes a torch.Tensor")
     return whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()

@@ -1,6 +1,6 @@
-"""The softmax state of a rank's rows, as fp32 tensors that are updated in place.
+"""The softmax state of a rank's rows, stored in fp32 tensors and updated in place.
 
-It is the counterpart of SoftmaxState in the NumPy reference.
+State is the counterpart of SoftmaxState in the NumPy reference.
 """
 
 from typing import Any

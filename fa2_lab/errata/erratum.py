@@ -28,7 +28,7 @@ class Erratum:
     met: str = ""  # GitHub threads that report it: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
-        """Return whether the error of `result` is within the tolerance. A NaN error never is."""
+        """Return whether the error of `result` is within the tolerance, which a NaN error never is."""
         return bool(self.error(result) <= self.tolerance)
 
 

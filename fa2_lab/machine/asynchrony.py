@@ -97,7 +97,7 @@ class Block:
                     reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in waits.items())
                     raise Deadlock(reasons)
                 self._advance()
-        while self.running:  # jobs that no actor waited for
+        while self.running:  # finish the jobs for which no actor waited
             self._advance()
         return self
 

@@ -1,7 +1,7 @@
 """A model of a thread block's shared memory and registers, which predicts whether a block size fits on an SM.
 
-Shared memory holds the loaded tiles. A tile that is loaded once has one buffer. Each tile that is loaded in a loop has
-`stages` buffers, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s,
+Shared memory holds the loaded tiles. A tile loaded only once has a single buffer, whereas each tile loaded in a loop
+has `stages` buffers, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s,
 Triton uses s stages on Hopper and s − 1 stages on other GPUs.
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
@@ -55,7 +55,7 @@ KERNELS = ("forward", "backward", "columns", "rows")
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """Return the number of bytes of shared memory that one thread block of `kernel` needs.
 
-    Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
+    Each tile loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
     if kernel in ("forward", "rows"):  # Q_i (and dO_i for "rows"), plus K_j and V_j per stage; O_i reuses Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
@@ -101,7 +101,7 @@ def fits(
 ) -> Fit:
     """Return the Fit of a thread block of this size, which shows whether it can run on the chip without spills.
 
-    Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
+    Each tile loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
     check_chip(chip)
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):

@@ -30,12 +30,12 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """The number of clock cycles if all units work concurrently, so that the busiest unit determines the total."""
+        """The number of clock cycles if all units work concurrently, which is that of the busiest unit."""
         return max(self)
 
     @property
     def serial(self) -> float:
-        """The number of clock cycles if the units work one after another."""
+        """The number of clock cycles if the units work one after another, which is the sum over all units."""
         return sum(self)
 
     @property

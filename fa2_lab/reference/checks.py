@@ -1,6 +1,6 @@
 """Functions that check the reference's arguments.
 
-Every error names the argument, the value that was passed, and the values that are accepted.
+Every error names the argument, the value passed, and the accepted values.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array. Raise an error unless it has the given shape, which the message calls `meaning`."""
+    """Return x as a float64 array. Raise an error, which describes the shape as `meaning`, unless x has this shape."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -46,8 +46,8 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return Q (N_q, d), K and V (N_k, d) of one head as float64 arrays, and the scale τ as a float.
 
-    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid. This includes dropout and score_options
-    of the wrong type.
+    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid, including dropout or score_options of
+    the wrong type.
     """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:

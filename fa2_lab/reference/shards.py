@@ -2,8 +2,8 @@
 
 A rank's shard consists of one or two pieces of the sequence, depending on the layout:
 
-contiguous   rank r has the r-th piece of the sequence
-zigzag       rank r has the r-th piece from the front and the r-th from the back, which balances causal work
+contiguous   rank r holds the r-th piece of the sequence
+zigzag       rank r holds the r-th piece from the front and the r-th from the back, which balances causal work
 
 Like a tile in tiles.py, the pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. The rows
 within a rank keep the order of the sequence. In the zigzag layout, if a rank has an odd number of rows, its front piece

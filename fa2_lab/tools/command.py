@@ -1,4 +1,4 @@
-"""The `fa2-lab` command, which is also run by `python -m fa2_lab`. Without arguments, it runs the tour."""
+"""The `fa2-lab` command, also available as `python -m fa2_lab`. Without arguments, it runs the tour."""
 
 import argparse
 import ast
@@ -31,7 +31,7 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """Raised for a request that cannot be met. The message is one sentence that names what is possible instead."""
+    """Raised if a request cannot be met. The message is a single sentence that says what to do instead."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -149,7 +149,7 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 def caption(file: Path) -> str:
-    """Return the caption that is stored in a picture's SVG file."""
+    """Return the caption stored in a picture's SVG file."""
     return ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}title", "")
 
 

@@ -101,7 +101,7 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Return the table's rows, with all rungs before the other implementations."""
+    """Return the rows of the table: all rungs, followed by the other implementations."""
     values = unmasked(results).values
     peer = compared_with(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]

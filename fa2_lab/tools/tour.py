@@ -99,7 +99,7 @@ def backward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
 
 
 def grouped_heads(trace: Trace) -> Pairs:
-    """Run both passes for two query heads that share one K/V head, so that dK and dV are sums over the two heads."""
+    """Run both passes for two query heads that share one K/V head, whose dK and dV are sums over both query heads."""
     return forward("fa2", GROUPED, trace) + backward("fa2", GROUPED, trace)
 
 

@@ -46,7 +46,7 @@ class Compiled(NamedTuple):
 
 
 def names() -> list[str]:
-    """Return the names of everything that can be compiled: every rung of the ladder, and the package's kernels."""
+    """Return the names of all kernels that can be compiled: the rungs of the ladder, and the package's own kernels."""
     rungs = sorted(file.stem for file in (PACKAGE / "kernels" / "ladder").glob("[a-z][0-9][0-9]_*.py"))
     return [*rungs, *PRODUCTS]
 

@@ -15,7 +15,7 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
 def by_line(cubin: bytes) -> dict[str, list[str]]:
-    """Return {"file.py:line": its instructions in program order} for a kernel that was compiled for an NVIDIA GPU.
+    """Return {"file.py:line": instructions compiled from this line, in program order} for an NVIDIA binary.
 
     NVIDIA's assembler annotates only the first instruction of a Hopper matmul, so all of a matmul's instructions are
     assigned to the line of the WARPGROUP.ARRIVE that opens it.
@@ -46,7 +46,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Return text about one line of code: how often each machine instruction occurs, and the first few of them."""
+    """Return a summary of one line of code: how often each machine instruction occurs, and the first few of them."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])
