@@ -182,8 +182,9 @@ O = attention(*here(q, k, v), causal=True, bias=alibi_jit)
 print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.6f}")
 
 # %% [markdown]
-# The forward kernel calls the function between the first matmul and the softmax step. Here are the kernel's lines
-# from that matmul to the softmax step (`apply_softcap` is the softcap of chapter 16):
+# The forward kernel calls the function between the first matmul and the softmax step. Here are the kernel's lines from
+# that matmul to the softmax step. `apply_softcap` is the softcap of chapter 16 and does nothing here, and
+# `in_col_bounds` tests whether a row sees a column:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = getsource(portable.visit_tiles.fn).splitlines()
@@ -197,11 +198,10 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # The result of the matmul is not scaled yet, because the kernel applies the scale together with the exponential
 # (chapter 08). The kernel therefore adds $b / \tau$ instead of b, and `softmax_step`, in the last line, multiplies the
 # sum by $\tau \log_2 e$. The result is $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of
-# 2. In the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E /
-# scales.scale_log2` is $1/\tau$. (`apply_softcap` and `scales.softcap_factor` belong to the softcap and do nothing
-# without one.) The backward kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows
-# of a tile are keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each
-# score independently works with either layout.
+# base 2. In the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E /
+# scales.scale_log2` is $1/\tau$. The backward kernels recompute P, so they call the same function. In the kernel for dK
+# and dV, the rows of a tile are keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function
+# that treats each score independently works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
@@ -238,7 +238,8 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # ### Masks and biases of your own
 #
 # A mask is a bias that is 0 where a score is visible and −∞ where it is not. The figure shows ALiBi and the three
-# functions that you are about to write. Its window is one key wider than the one that you will write:
+# functions that you are about to write. The figure's window is one key wider than the one that you will write, so its
+# formula is not your solution:
 
 # %% tags=["hide-input"]
 show("added_scores")
@@ -365,10 +366,17 @@ judge_bias(window_and_first, right_window, {
 # %% [markdown]
 # #### A tree of drafts
 #
-# In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one
-# call. The guesses can form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft token then sees
-# the whole context, itself and its ancestors, but not its siblings. The tree is given as a list of parents. Here is
-# the list for the tree in the figure:
+# In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one call.
+# The guesses can form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft token then sees the whole
+# context, itself and its ancestors, but not its siblings. The tree is given as a list of parents, but a function of row
+# and column cannot read a list.
+#
+# For a small tree, however, a few bits are enough. Suppose the drafts are numbered depth first, so that each subtree is
+# a contiguous range of numbers. Then draft i is draft j itself or one of its descendants exactly if $j \le i < j +
+# size_j$, where $size_j$ is the number of drafts in the subtree of draft j. The next cell computes the sizes for the
+# tree in the figure. All seven are below 16, so each takes four bits, and together they fit into one integer that is
+# compiled into the kernel. In hexadecimal, digit n of this integer, counted from the right, is the size of draft n's
+# subtree:
 
 # %%
 CONTEXT = tl.constexpr(6)  # tokens before the tree
@@ -381,12 +389,6 @@ SIZES = tl.constexpr(sum(int(s) << 4 * n for n, s in enumerate(size)))
 print("sizes of the subtrees:", size, f"  as one number: {SIZES.value:#x}")
 
 # %% [markdown]
-# A function of row and column cannot read a list. For a small tree, however, a few bits are enough. Suppose the drafts
-# are numbered depth first, so that each subtree is a contiguous range of numbers. Then draft i is draft j itself or one
-# of its descendants exactly if $j \le i < j + size_j$. All seven sizes are below 16, so each takes four bits, and
-# together they fit into one integer that is compiled into the kernel. In hexadecimal, digit n of this integer, counted
-# from the right, is the size of draft n's subtree.
-#
 # **Build.** Write `tree`. Row and column are positions among all keys, so draft 0 is key `CONTEXT`. This time there
 # is no causal mask.
 #
@@ -517,6 +519,8 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 # visited 8,256, needed 1,235: 15%
 # ```
 # </details>
+#
+# The figure shows these tiles for N = 4,096, and both numbers of tiles as N grows:
 
 # %% tags=["hide-input"]
 show("window_tiles")
@@ -668,9 +672,10 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #   maximum. The bias belongs between these two calls, either before or after the mask.
 # - **Coordinates.** Four lanes share a row, and each lane holds 2 of every 8 columns. In `mask`, a lane gets its
 #   columns from an `arange` in the layout of the accumulator. A bias also needs the rows in this layout.
-# - **Scale.** Without a bias, `softmax_step` computes the exponent `tau_log2 * s - m` in one FMA. With a bias, the
-#   exponent is `tau_log2 * s + b - m`. The FMA then adds b, so a second instruction has to subtract m.
-# - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instructions on
+# - **Scale.** Without a bias, `softmax_step` computes the exponent `row_scale * s - m` in one FMA, in which `row_scale`
+#   is $\tau \log_2 e$ (chapter 12b). With a bias, the exponent is `row_scale * s + b - m`. The FMA then adds b, so a
+#   second instruction has to subtract m.
+# - **Fast path.** Thanks to `if bounds.cuts(j)`, the kernel masks only tiles at an edge and spends no instructions on
 #   the mask in any other tile. A bias has to be computed in every tile.
 # - **Registers.** At d = 128 and with tiles of 128 keys, S and O take 64 registers each per thread, and P takes 32. The
 #   columns, the rows and the slope need additional registers. If ptxas runs out of registers, it either spills values
@@ -683,7 +688,8 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 # instruction per clock, so the issue slots are busy for 128 more clocks. Chapter 10 gave the clocks that a tile at d =
 # 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again, now for both
 # values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks on the busiest
-# unit, before and after ALiBi is added:
+# unit, before and after ALiBi is added. The paragraph after the output begins with **Prediction**, which marks what a
+# model says and nobody has measured:
 
 # %%
 print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   with ALiBi")
@@ -736,8 +742,8 @@ for case, longer in with_alibi().items():
 #
 # So far, you have changed the function. About every two years, however, NVIDIA changes the GPU. The generation after
 # Hopper is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has
-# been published about it into the models of this book. A paragraph that begins with **Prediction** is a model's answer,
-# so it may one day turn out to be wrong.
+# been published about it into the models of this book. A paragraph that begins with **Prediction** is again a model's
+# answer, so it may one day turn out to be wrong.
 #
 # ### Which unit finishes last?
 #
@@ -887,9 +893,9 @@ for d in (64, 128):
 #
 # On Hopper, the result of a matmul is in registers, and this fact shaped much of chapters 12b and 13. O and S take 64
 # registers each per thread, and the steps have to be ordered so that nothing spills. On Blackwell, each SM has an
-# additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of
-# four bytes. The matmul instruction, `tcgen05.mma`, writes its result there. The operands come from shared memory,
-# except that P can also come from tensor memory.
+# additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of four
+# bytes. The matmul instruction, `tcgen05.mma`, writes its result there. The operands come from shared memory, except
+# that P can also come from tensor memory. The figure compares the two generations:
 
 # %% tags=["hide-input"]
 show("tensor_memory")
@@ -914,16 +920,16 @@ show("tensor_memory")
 # A bias would be easier to add on Blackwell. A thread has one row and consecutive columns, so its coordinates are
 # just a row number and a counter for the column.
 #
-# ### Which parts of the loop do hybrids keep?
+# ### What is left of the loop without softmax?
 #
-# Softmax costs one exponential per score, and the number of scores grows with $N^2$. *Linear attention* does without
-# softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j
-# v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N. Often this matrix decays
-# with each token, so that older keys count less. Some models of 2025, such as [Kimi
-# Linear](https://arxiv.org/abs/2510.26692) and [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct),
-# are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. Which
-# parts of this book's loop do these three layers keep? In the next cell, `state` is the d × d matrix of a chunk of
-# keys, so it is not the matrix of scores:
+# Faster units make softmax cheaper, but some models do without softmax in most of their layers. Softmax costs one
+# exponential per score, and the number of scores grows with $N^2$. *Linear attention* avoids both costs. If the weights
+# are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j v_j^T$, and the sum over
+# the keys has become a d × d matrix whose size does not depend on N. Often this matrix decays with each token, so that
+# older keys count less. Some models of 2025, such as [Kimi Linear](https://arxiv.org/abs/2510.26692) and
+# [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct), are *hybrids*. Three of every four layers use a
+# refined form of linear attention, and the fourth uses softmax. Which parts of this book's loop do these three layers
+# keep? In the next cell, `state` is the d × d matrix of a chunk of keys, so it is not the matrix of scores:
 
 # %%
 GAMMA = 0.95  # decay per token
