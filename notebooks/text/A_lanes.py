@@ -17,8 +17,8 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 30 minutes with the function. Hardware: any laptop with NumPy. Before this: [07 · Warps](07_warps.ipynb).
-# Two sentences mention launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
+# *Time: 40 minutes with the function. Hardware: any laptop with NumPy. Before this: [07 · Warps](07_warps.ipynb). Two
+# sentences mention launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
 
 # %% tags=["hide-input"]
 # Setup: run this cell first. You do not have to read it.
@@ -78,16 +78,18 @@ for row in (0, 5, 13):
 # shuffle, neighbours exchange their maxima, the first lane with the second and the third with the fourth. In the
 # second shuffle, the first lane exchanges with the third, and the second with the fourth.
 # </details>
+#
+# The next figure follows a row of an *accumulator*, which is the set of registers in which four warps accumulate the
+# result of a matmul. This accumulator holds 64 rows of S for 64 keys:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("row_reduction")
 
 # %% [markdown]
-# The figure follows a row of an *accumulator*, which is the set of registers in which four warps accumulate the result
-# of a matmul. This accumulator holds 64 rows of S for 64 keys. Each lane shown holds 16 columns of row 21. The
-# registers of a lane are numbered. In each piece, registers 0 and 1 hold its two elements in row 21, and registers 2
-# and 3 hold its two elements in row 29, eight rows further down. XOR determines which lane to read from. It compares
-# two numbers bit by bit and gives 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
+# Each lane in the figure holds 16 columns of row 21. The registers of a lane are numbered. In each piece, registers 0
+# and 1 hold its two elements in row 21, and registers 2 and 3 hold its two elements in row 29, eight rows further down.
+# XOR determines which lane to read from. It compares two numbers bit by bit and gives 1 where they differ, so 20 XOR 1
+# is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?
@@ -190,16 +192,18 @@ show("swizzle_xor")
 # $p_{ij}$ in 16 bits, with two elements per register. Each thread needs about 40 more registers for addresses and
 # counters. In total, a thread needs about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have
 # 255.
+#
+# The figure shows which tiles fit if n = 2. In each cell, the shared memory is the sum above, whereas the registers and
+# the word *spills* tell what the compiler did. If the registers run out, the kernel still runs, but it *spills*, which
+# means that it moves values to slow memory and back:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
 
 # %% [markdown]
-# If the registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory and
-# back. In each cell of the figure, the shared memory is the sum above, whereas the registers and the word *spills* tell
-# what the compiler did. Each cell uses four warps, or eight if four are not enough. For registers, the sum is usually
-# too low. For 32 × 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers and still
-# spills. So how far can you trust the sum? The next cell counts for all recorded kernels, at both values of d:
+# Each cell uses four warps, or eight if four are not enough. For registers, the sum above is usually too low. For 32 ×
+# 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers and still spills. So how far can
+# you trust the sum? The next cell counts for all recorded kernels, at both values of d:
 
 # %% tags=["hide-input"]
 measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))), k["spills"] > 0) for k in recorded("compiled")["forward"]]

@@ -122,8 +122,10 @@ for name, version in VERSIONS.items():
 # literally, you sum each column, which gives d values for N rows. Since d values do not fit N rows, the code below
 # repeats them until there are $N$, just so that the formula can run.
 #
-# We apply four tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
-# so they don't use a formula from any paper.
+# We apply four tests to each of these mistakes, and to the right dQ. The first two use N = d = 5. One of them compares
+# only the shapes, and the other compares the numbers. The last two compare the numbers for N = 8 and d = 4, once with τ
+# = 1 and once with τ = 1/2. The true gradients come from finite differences of the forward pass, so they don't use a
+# formula from any paper.
 
 # %% tags=["hide-input"]
 def by_columns(c):  # c: a Small problem with random numbers; here D = colsum(dO ∘ O), as long as N
@@ -157,12 +159,14 @@ for name, slip in SLIPS.items():
 # %% [markdown]
 # With $\tau = 1/\sqrt{d}$, the first dQ is $\sqrt{d}$ times too large, but it still points in the right direction. The
 # loss therefore still falls, and the mistake is easy to overlook in training. All three mistakes pass the test of
-# shapes if N = d, but a test that compares numbers catches them even then. The last two tests use N = 8 and d = 4, so
-# the wrong dK also has the wrong shape and is caught at once. With τ = 1, the missing τ cannot be seen.
+# shapes if N = d, but a test that compares numbers catches them even then. In the last two tests, N is not d, so the
+# wrong dK also has the wrong shape and is caught at once. With τ = 1, the missing τ cannot be seen.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, set none of them to 1, and compare numbers.
 #
 # ## A mask that leaks a little
+#
+# A test must also choose the size of its numbers well, as a mistake in a mask shows.
 #
 # **Predict.** Before the softmax, a function sets masked scores to 0 instead of −∞. Which test detects this best?
 #

@@ -145,6 +145,9 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; read {finding.mistake.reference}")
 
 # %% [markdown]
+# The report names both bugs. In the line after `p, alpha = …`, `o` has to be multiplied by `alpha[..., None]` before
+# the new product is added. In the line after `if causal:`, `<` has to be `<=`.
+#
 # If this function is in a file `mine.py`, `fa2-lab examine mine.py:mine` prints the same report in a terminal. It also
 # prints the smallest input that shows each mistake, as a program that you can run. The command works with functions
 # written for NumPy, PyTorch, Triton or JAX, and it also checks their gradients and their memory.

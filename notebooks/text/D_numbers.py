@@ -245,25 +245,26 @@ show("rounding_bias")
 # it.
 #
 # The kernels of this book divide first. The paper, by contrast, keeps the sums in bf16 and changes m, so that the
-# largest weight is not 1.
+# largest weight is not 1. If m is positive, for example, it can subtract 2m.
 #
-# **Predict.** The exact result does not depend on m, as long as nothing overflows. Which of these choices of m
-# removes the error?
+# **Predict.** The exact result does not depend on m, as long as nothing overflows. The figure shows that the error
+# disappears if the kernel subtracts 2m instead of m. Which of these other values do the same, because the largest
+# weight is no longer 1?
 #
-# - ☐ m + log 2, so that the largest weight is ½
-# - ☐ m + 0.3, so that the largest weight is 0.74 in every row
-# - ☐ 2m, if m is positive
+# - ☐ both m + log 2, with a largest weight of ½, and m + 0.3, with a largest weight of 0.74
+# - ☐ only m + 0.3, because 0.74 is not a power of two
+# - ☐ neither of them
 #
 # <details><summary>Answer</summary>
 #
-# **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases as
-# before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all rows, so rounding it
-# to bf16 makes the same error in every row. The sum $\ell$ adds the weights before they are rounded, so the division
-# does not undo this error, which makes the result even worse. With 2m, the largest weight is $e^{m-2m} = e^{-m}$. This
-# weight differs from row to row, and so does its rounding error, so the errors cancel. If m is negative, $e^{-m}$ would
-# be large and could overflow. The paper therefore subtracts 0 in such rows, so that the largest weight is $e^m$, which
-# is less than 1 and also differs from row to row. If m is positive, it subtracts a multiple of m. The paper makes this
-# change only in rows with a repeated maximum.
+# **neither of them.** With m + log 2, all weights are halved, which changes only their exponents, so the sums have the
+# same halfway cases as before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all
+# rows, so rounding it to bf16 makes the same error in every row. The sum $\ell$ adds the weights before they are
+# rounded, so the division does not undo this error, which makes the result even worse. With 2m, the largest weight is
+# $e^{m-2m} = e^{-m}$. This weight differs from row to row, and so does its rounding error, so the errors cancel. If m
+# is negative, $e^{-m}$ would be large and could overflow. The paper therefore subtracts 0 in such rows, so that the
+# largest weight is $e^m$, which is less than 1 and also differs from row to row. If m is positive, it subtracts a
+# multiple of m. The paper makes this change only in rows with a repeated maximum.
 #
 # ```python
 # want = rounding.truth(S, V_rows)
@@ -338,9 +339,9 @@ ROWS["no visible key, −16 added"] = [], -16
 # ```
 # </details>
 #
-# Each of these columns has caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000 lost
-# to a masked key ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, which had inherited
-# −10,000 from BERT, a T5 model's prediction depended on a token that it should not have seen
+# Such values have caused bugs in practice. In lattice, which used −10,000, a key with a score of −20,000 lost to a
+# masked key ([#361](https://github.com/ohdearquant/lattice/issues/361)). In transformers, which had inherited −10,000
+# from BERT, a T5 model's prediction depended on a token that it should not have seen
 # ([#10484](https://github.com/huggingface/transformers/issues/10484)). The library replaced this value with the lowest
 # number of each dtype. In fp16, however, that number is so close to the limit that adding a score of −16 turned it into
 # −∞, so rows without a visible key became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
