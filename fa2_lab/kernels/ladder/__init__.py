@@ -30,7 +30,7 @@ copies = count()
 
 
 def find(rung: str) -> str:
-    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of a side rung, such as s00."""
+    """Return the full name of a rung given as 7, 07, r07 or r07_skipping, or of a side rung such as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], str(int(name[1:3])))]
     found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
@@ -50,14 +50,14 @@ def copied(rung: str) -> ModuleType:
     """Import a rung a second time and return the new module, so that changes to it do not affect the original rung."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
-    assert spec and spec.loader  # an existing file has both
+    assert spec and spec.loader  # both are set if the file exists
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def ready() -> None:
-    """Give older versions of Triton the API names that the rungs use. Call this before importing a rung."""
+    """Add the API names that the rungs use to older versions of Triton. Call this function before importing a rung."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.check_and_patch()

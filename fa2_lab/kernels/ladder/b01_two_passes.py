@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1 / math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). Rows at or beyond N are not read and become zero."""
+    """Load rows first:first + B of a head of X as a (B, d) tile, with zeros in place of rows at or beyond N."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -25,14 +25,14 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def load_row_values(X, first, N, B: tl.constexpr):
-    """Load entries first:first + B of X, one head's L or D, as (B, 1). Entries at or beyond N become 0."""
+    """Load entries first:first + B of a head's L or D (X) as (B, 1), with zeros in place of entries at or beyond N."""
     row = first + tl.arange(0, B)
     return tl.load(X + row, mask=row < N, other=0.0)[:, None]  # (B, 1)
 
 
 @triton.jit
 def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Store x (B, d) in rows first:first + B of one head of X. Rows at or beyond N do not exist and are skipped."""
+    """Store x (B, d) in rows first:first + B of a head of X, except for rows at or beyond N, which do not exist."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     tl.store(at, x.to(X.dtype.element_ty), mask=first + row < N)
@@ -40,11 +40,11 @@ def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
-    """Return P and dS (B_r, B_c) for the tile that begins at row i and key j, in q_i's dtype."""
+    """Return P and dS, each (B_r, B_c) and in q_i's dtype, for the tile that starts at row i and key j."""
     row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
     seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A2.L10
-    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # so P is 0, even if L = −∞ in a row without keys
+    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # makes P zero, even if L = −∞ in a row without keys
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
     dp_ij = tl.dot(do_i, v_j.T)  # (B_r, B_c)  FA2.A2.L13
     ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14

@@ -1,10 +1,10 @@
 """Rung b02, one pass: each tile is computed once, as in b00, but a TMA reduction adds its contribution to dQ in HBM.
 
-A column block has 128 keys. Each of the two consumer warpgroups owns 64 of them and keeps their dK and dV in registers.
-Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul reads its
-left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The kernel needs a
-Hopper GPU, 16-bit inputs, and d = 64 or 128. The kernel spills 11 registers when compiled by Triton 3.9, and none when
-compiled by Triton 3.6 to 3.8.
+A column block consists of 128 keys. Each of the two consumer warpgroups owns 64 of them and keeps their dK and dV in
+registers. Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul
+reads its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The
+kernel requires a Hopper GPU, 16-bit inputs, and d = 64 or 128. It spills 11 registers when compiled by Triton 3.9, and
+none when compiled by Triton 3.6 to 3.8.
 """
 
 import math
@@ -21,14 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-FAR_ROW = gl.constexpr(2**30)  # more rows than any tensor has
+FAR_ROW = gl.constexpr(2**30)  # a row index beyond the end of any tensor
 B_c = gl.constexpr(128)  # keys per column block, 64 for each consumer
-Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, rows, d), and two barriers per stage
 
 
 @triton.jit
 def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
-    """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls also subtract."""
+    """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls subtract L and D."""
     i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]  # (B_r, d)
@@ -43,7 +43,7 @@ def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.const
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Create an empty ring of STAGES tiles of X's block shape. A stage is empty once all CONSUMERS have released it."""
+    """Create an empty ring of STAGES tiles with X's block shape. CONSUMERS consumers must release each stage."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -73,19 +73,19 @@ def wait(ring, n):
 
 @gluon.jit
 def release(ring, n):
-    """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
+    """Consumer: signal to the producer that this consumer has finished reading the n-th tile."""
     mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
 
 
 @gluon.constexpr_function
 def acc_layout(columns):
-    """Return a warpgroup's register layout for a matmul result (64, columns): 16 rows per warp, 4 lanes per row."""
+    """Return a warpgroup's register layout for a (64, columns) matmul result: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def load_acc_init(tile, which: gl.constexpr):
-    """Return the initial accumulators (64, B_r) of S (`which` = 0) or dP (`which` = 1). All rows are equal."""
+    """Return the initial accumulator (64, B_r), with equal rows, of S if `which` is 0, or of dP if it is 1."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     row_values = both.index(which).load(gl.SliceLayout(0, acc_layout(B_r)))  # (B_r,)
@@ -112,7 +112,7 @@ def start_dq(c: gl.constexpr, ds_ji, k_j):
 
 @gluon.jit
 def store(x, X, head, row, tile):
-    """Copy x to `tile`, a buffer in shared memory, and start that buffer's TMA store to X at (head, row)."""
+    """Copy x to `tile`, a buffer in shared memory, and start a TMA copy from there to X at (head, row)."""
     tma.store_wait(0)
     tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
     hopper.fence_async_shared()
@@ -121,9 +121,9 @@ def store(x, X, head, row, tile):
 
 @gluon.jit
 def producer(Q, K, V, dO, acc_init, rings, column_block):
-    """Run as the producer warp: start each copy as soon as its destination stage is empty.
+    """Run the producer warp, which starts each copy as soon as its destination stage is empty.
 
-    `rings` holds the rings of Q, K, V, dO and `acc_init`. `column_block` is (head, first key, first row block, T_r).
+    `rings` contains the rings of Q, K, V, dO and `acc_init`. `column_block` is (head, first key, first row block, T_r).
     """
     B_r: gl.constexpr = Q.block_shape[1]
     q, k, v, do, init = rings
@@ -139,10 +139,10 @@ def producer(Q, K, V, dO, acc_init, rings, column_block):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute its 64 keys' dK and dV, and its half of dQ for each row block.
+    """Run consumer warpgroup c, which computes dK and dV for its 64 keys, and its half of each row block's dQ.
 
-    `rings` and `column_block` are as in producer(). `shared` contains the dS buffers, the barrier at which both
-    consumers arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
+    `rings` and `column_block` are the same as for producer(). `shared` contains the dS buffers, the barrier at which
+    both consumers arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
     """
     q, k, v, do, init = rings
     ds, ds_filled, dq = shared
@@ -154,7 +154,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
     row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees each key
     row_begin = gl.where(key < N_k, row_begin, FAR_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # the first row that sees all 128 keys
-    full = gl.where(j + B_c > N_k, FAR_ROW, full)  # no row does if some of these keys do not exist
+    full = gl.where(j + B_c > N_k, FAR_ROW, full)  # no row sees them all if some do not exist
     k_j, v_j = wait(k, 0), wait(v, c)  # (128, d), (64, d)
     dk_j = gl.zeros([64, d], gl.float32, acc_layout(d))  # FA2.A2.L7
     dv_j = gl.zeros([64, d], gl.float32, acc_layout(d))  # FA2.A2.L7
@@ -181,21 +181,21 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
         mbarrier.arrive(ds_filled, count=1)
         ds_ji = as_operand(ds_ji, q_i)
         dk_j = hopper.warpgroup_mma(ds_ji, q_i, dk_j, is_async=True)  # (64, d)  FA2.A2.L16
-        mbarrier.wait(ds_filled, n & 1)  # both consumers have stored their dS
+        mbarrier.wait(ds_filled, n & 1)  # wait until both consumers have stored their dS
         dq_i = start_dq(c, ds.index(n & 1), k_j)  # (64, 64)
         dv_j, dk_j, p_ji, ds_ji = hopper.warpgroup_mma_wait(1, deps=[dv_j, dk_j, p_ji, ds_ji])
         release(q, n)
         release(do, n)
         release(init, n)
         dq_i = hopper.warpgroup_mma_wait(0, deps=[dq_i])
-        tma.store_wait(0)  # TMA has read the previous half of dQ from dq
+        tma.store_wait(0)  # wait until TMA has read the previous half of dQ from dq
         dq.index(c).reshape([64, 64]).store(dq_i)
         hopper.fence_async_shared()
         at = [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c]
         tma.async_atomic_add(dQ, at, dq.index(c))  # FA2.A2.L15
     store(dv_j, dV, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
     store(tau * dk_j, dK, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
-    tma.store_wait(0)  # shared memory must outlive the last copy
+    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
 
 
 @gluon.jit
@@ -206,11 +206,11 @@ def backward_kernel(Q, K, V, dO, acc_init, dQ, dK, dV, N_q, N_k, tau, tau_log2, 
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
     q, do, init, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(acc_init, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, because a consumer may be a step ahead
-    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # a half of dQ for TMA to add
+    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, because a consumer may be one step ahead
+    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # each consumer's half of dQ, for TMA to add
     ds_filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ds_filled, count=2)
-    hopper.fence_async_shared()  # so that TMA sees the barriers
+    hopper.fence_async_shared()  # make the barriers visible to TMA
     rings, shared = (q, k, v, do, init), (ds, ds_filled, dq)
     column_block, sizes = (head, j, first, T_r), (N_q, N_k, tau, tau_log2)
     gl.warp_specialize([

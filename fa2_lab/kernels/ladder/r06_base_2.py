@@ -1,9 +1,9 @@
 """Rung 06, base 2: 2ˣ replaces eˣ, and the scale and log₂e become one factor, which one FMA applies.
 
-Triton's exp multiplies by log₂e before it computes 2ˣ, and has extra instructions for results close to zero. exp2 is
-the bare instruction, and most of what it saves are those extra instructions. The multiplication and the subtraction
+Triton's exp multiplies by log₂e before it computes 2ˣ, and has extra instructions for results close to zero. exp2
+compiles to a single instruction, which saves mostly these extra instructions. The multiplication and the subtraction
 become one instruction because enable_fp_fusion allows an FMA. Without this option, Triton 3.10 is expected to compile
-them to two instructions, with a rounding in between.
+them to two instructions, with rounding in between.
 """
 
 import math
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = tl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). Rows at or beyond N are not read and become zero."""
+    """Load rows first:first + B of a head of X as a (B, d) tile, with zeros in place of rows at or beyond N."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -27,7 +27,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
+    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -72,7 +72,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural log-sum-exp of each row's scores."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = tl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). Rows at or beyond N are not read and become zero."""
+    """Load rows first:first + B of a head of X as a (B, d) tile, with zeros in place of rows at or beyond N."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -24,7 +24,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
+    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -50,8 +50,8 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     row = i + tl.arange(0, B_r)  # (B_r,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys before this one
-    last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees key `last` or a later one
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys before key `full`
+    last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees key `last` or any later key
 
     q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A1.L4
     o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
@@ -76,7 +76,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural log-sum-exp of each row's scores."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

@@ -12,13 +12,13 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = tl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
+    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -38,7 +38,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -52,8 +52,8 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: t
     i = i * B_r
     row = i + tl.arange(0, B_r)  # (B_r,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys before this one
-    last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees key `last` or a later one
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys before key `full`
+    last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees key `last` or any later key
 
     q_i = Q.load([head, i, 0]).reshape(B_r, d)  # (B_r, d)  FA2.A1.L4
     o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
@@ -77,13 +77,13 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural log-sum-exp of each row's scores."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # number of heads whose K and V fill 16 MiB of L2
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, 64, d]) for X in (Q, K, V, O))
     forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, l2_group, d**-0.5 / math.log(2), CAUSAL=causal,

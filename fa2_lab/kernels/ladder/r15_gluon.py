@@ -18,19 +18,19 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = gl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = gl.constexpr(math.log(2))
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
+    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -62,7 +62,7 @@ def rows_of(tile):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the result's 64 rows, 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the 64 result rows, 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -70,9 +70,9 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for every key that a row does not see: for row r, key seen[r] or later. Column 0 is key j."""
+    """Return s_ij with −∞ for keys at or beyond seen[r] in each row r, which does not see them. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # only two bits of a column's index, col & 6, depend on the lane; the rest is a constant and needs no register
+    # only two bits of a column's index, col & 6, depend on the lane; the other bits are constants and need no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -108,12 +108,12 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-    T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees a key of tile T_c or later
+    T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees tile T_c or any later tile
 
     q, q_arrived = new_stages(Q, 1)
     k, k_arrived = new_stages(K, STAGES)
     v, v_arrived = new_stages(V, STAGES)
-    hopper.fence_async_shared()  # so that TMA sees the barriers
+    hopper.fence_async_shared()  # make the barriers visible to TMA
     start(Q, head, i, q, q_arrived, n=0, exists=True)  # FA2.A1.L4
     for n in gl.static_range(STAGES - 1):
         start(K, head, (T_c - 1 - n) * B_c, k, k_arrived, n, n < T_c)  # FA2.A1.L7
@@ -123,10 +123,10 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
     l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
     m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
-    for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
+    for n in range(T_c):  # from right to left, so that the masked tiles come first  FA2.A1.L6
         j = T_c - 1 - n
-        ahead = n + STAGES - 1  # this tile is copied into the stage of tile n − 1
-        gl.barrier()  # every warp has finished reading tile n − 1
+        ahead = n + STAGES - 1  # the tile to be copied into the stage of tile n − 1
+        gl.barrier()  # wait until every warp has finished reading tile n − 1
         start(K, head, (T_c - 1 - ahead) * B_c, k, k_arrived, ahead, ahead < T_c)  # FA2.A1.L7
         start(V, head, (T_c - 1 - ahead) * B_c, v, v_arrived, ahead, ahead < T_c)  # FA2.A1.L7
         mbarrier.wait(k_arrived.index(n % STAGES), n // STAGES & 1)
@@ -149,15 +149,15 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q)  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # shared memory must outlive the copy
+    tma.store_wait(0)  # wait for the copy, because the program's end frees its shared memory
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural log-sum-exp of each row's scores."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # number of heads whose K and V fill 16 MiB of L2
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, 64, 64, 64), strict=True)

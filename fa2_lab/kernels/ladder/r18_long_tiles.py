@@ -17,21 +17,21 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = gl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = gl.constexpr(math.log(2))
-CONFIGS = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys per tile, and stages that fit on an SM
-Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
+CONFIGS = {64: (3, 128, 4), 128: (2, 128, 3)}  # {d: (consumers, keys per tile, stages)}, chosen to fit on an SM
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, rows, d), and two barriers per stage
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
+    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -74,13 +74,13 @@ def wait(ring, n):
 
 @gluon.jit
 def release(ring, n):
-    """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
+    """Consumer: signal to the producer that this consumer has finished reading the n-th tile."""
     mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
 
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the result's 64 rows, 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the 64 result rows, 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -88,9 +88,9 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for every key that a row does not see: for row r, key seen[r] or later. Column 0 is key j."""
+    """Return s_ij with −∞ for keys at or beyond seen[r] in each row r, which does not see them. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # only two bits of a column's index, col & 6, depend on the lane; the rest is a constant and needs no register
+    # only two bits of a column's index, col & 6, depend on the lane; the other bits are constants and need no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -116,19 +116,19 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def producer(Q, K, V, q, k, v, head, i, T_c):
-    """Run as the producer warp: start each copy as soon as its destination stage is empty."""
+    """Run the producer warp, which starts each copy as soon as its destination stage is empty."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = q.tiles.shape[0]
     for c in gl.static_range(CONSUMERS):
         load(q, c, Q, head, i + 64 * c)  # FA2.A1.L4
-    for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
+    for n in range(T_c):  # from right to left, so that the masked tiles come first  FA2.A1.L6
         load(k, n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         load(v, n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
 
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute O and L for the 64 rows that begin at row i + 64 c."""
+    """Run consumer warpgroup c, which computes O and L for the 64 rows that start at row i + 64 c."""
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -170,7 +170,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # shared memory must outlive the copy
+    tma.store_wait(0)  # wait for the copy, because the program's end frees its shared memory
 
 
 @gluon.jit
@@ -180,10 +180,10 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     B_r: gl.constexpr = 64 * CONSUMERS
     i, head = block_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
-    T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees a key of tile T_c or later
+    T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees tile T_c or any later tile
     q = ring(tile_buffers(Q, CONSUMERS), 1)
     k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
-    hopper.fence_async_shared()  # so that TMA sees the barriers
+    hopper.fence_async_shared()  # make the barriers visible to TMA
     first = (0, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     third = (2, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
@@ -196,11 +196,11 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural log-sum-exp of each row's scores."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # number of heads whose K and V fill 16 MiB of L2
     consumers, B_c, stages = CONFIGS[d]
     grid = (triton.cdiv(N_q, 64 * consumers) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)

@@ -1,9 +1,9 @@
 """Rung 22, lagging: m is raised to the maximum only if a score exceeds m by more than 8, so that o is seldom rescaled.
 
-Any value can replace the maximum, because it cancels out of O and L. It only has to keep p from overflowing, and 2⁸ is
-far from an overflow. As long as m does not change, the 4 lanes of a row exchange nothing. Each lane therefore keeps its
-own partial sum of ℓ until the last tile, and multiplications by alpha = 1 are skipped. Two blocks of inline PTX let a
-warp jump over the instructions that it does not need.
+Any value can replace the maximum, because it cancels out of O and L. Its only purpose is to keep p from overflowing,
+and 2⁸ is far below that limit. As long as m does not change, the 4 lanes of a row exchange no data. Each lane therefore
+keeps its own partial sum of ℓ until the last tile, and multiplications by alpha = 1 are skipped. Two blocks of inline
+PTX let a warp jump over the instructions that it does not need.
 """
 
 import math
@@ -19,27 +19,27 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = gl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = gl.constexpr(math.log(2))
-LAG = gl.constexpr(8.0)  # m is raised if a score exceeds it by more than this (as an exponent of 2)
-CONFIGS = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys per tile, and stages that fit on an SM
-counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
-Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
+LAG = gl.constexpr(8.0)  # m is raised if a score, as an exponent of 2, exceeds it by more than this
+CONFIGS = {64: (3, 128, 4), 128: (2, 128, 2)}  # {d: (consumers, keys per tile, stages)}, chosen to fit on an SM
+counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on a stream
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, rows, d), and two barriers per stage
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
+    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
-    """Return the t-th row block's first row, head and number of tiles. l2_group heads run at a time."""
+    """Return the t-th row block's first row, head and number of tiles. l2_group heads run concurrently."""
     T_r = gl.cdiv(N_q, B_r)
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
-    i = (T_r - 1 - within // width) * B_r  # row blocks that see the most keys first
+    i = (T_r - 1 - within // width) * B_r  # start with the row blocks that see the most keys
     T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
     return i, section * l2_group + within % width, T_c
 
@@ -81,7 +81,7 @@ def wait(ring, n):
 
 @gluon.jit
 def release(ring, n):
-    """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
+    """Consumer: signal to the producer that this consumer has finished reading the n-th tile."""
     mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
 
 
@@ -104,7 +104,7 @@ def receive(mailbox, r):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the result's 64 rows, 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the 64 result rows, 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -112,9 +112,9 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for every key that a row does not see: for row r, key seen[r] or later. Column 0 is key j."""
+    """Return s_ij with −∞ for keys at or beyond seen[r] in each row r, which does not see them. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # only two bits of a column's index, col & 6, depend on the lane; the rest is a constant and needs no register
+    # only two bits of a column's index, col & 6, depend on the lane; the other bits are constants and need no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -126,7 +126,7 @@ def split_lanes(x):
 
 @gluon.jit
 def broadcast_state(state, x):
-    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, a result of split_lanes()."""
+    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, returned by split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -139,7 +139,7 @@ shfl.sync.bfly.b32 x, $4, 1, 31, -1; max.f32 a, $4, x; shfl.sync.bfly.b32 y, $5,
 shfl.sync.bfly.b32 x, a, 2, 31, -1; max.f32 a, a, x; shfl.sync.bfly.b32 y, b, 2, 31, -1; max.f32 b, b, y;
 max.f32 $0, $0, a; max.f32 $1, $1, b;
 DONE:
-}""")  # $0, $1: the new m of a thread's two rows; $2, $3: the old; $4, $5: its largest scores; $6, $7: their limits
+}""")  # $0, $1: new m of a thread's two rows; $2, $3: old m; $4, $5: largest scores; $6, $7: their limits
 
 
 @gluon.jit
@@ -181,13 +181,13 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """Return inline-PTX constraints for n outputs, n inputs in the same registers as the outputs, and n more inputs."""
+    """Return inline-PTX constraints for n outputs, n inputs in the outputs' registers, and n other inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o_i, alpha):
-    """Multiply each row of o by its alpha. A warp skips the multiplications if all its alphas are 1, the usual case."""
+    """Multiply each row of o by its alpha, except in warps where every alpha is 1, which is the usual case."""
     N: gl.constexpr = o_i.shape[1] // 2  # elements of o per thread
     x, a = gl.broadcast(split_lanes(o_i), broadcast_state(alpha, split_lanes(o_i)))
     x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
@@ -196,7 +196,7 @@ def rescale_o(o_i, alpha):
 
 @gluon.jit
 def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr):
-    """Run as the producer warp: fetch row blocks until none is left, and start each copy once its stage is empty."""
+    """Run the producer warp, which fetches row blocks until none is left, and fills each stage once it is empty."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
     r, first, t = 0, 0, gl.program_id(0)
@@ -206,9 +206,9 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
         i, head, T_c = block_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
         for c in gl.static_range(CONSUMERS):
             load(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
-        for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
+        for n in range(T_c):  # from right to left, so that the masked tiles come first  FA2.A1.L6
             load(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
-            if n == T_c - 1:  # t is fetched before the last copy, so that it arrives during that copy
+            if n == T_c - 1:  # fetch t before the last copy, so that it arrives during that copy
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
             load(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
@@ -219,7 +219,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute O and L for its 64 rows in every row block that this program fetches."""
+    """Run consumer warpgroup c, which computes O and L for its 64 rows in every row block of this program."""
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
@@ -228,13 +228,13 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
     r, first, t = 0, 0, receive(mailbox, 0)
     while t >= 0:
         i, head, T_c = block_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
-        q_n = CONSUMERS * r + c  # its tile of Q; this row block's tiles of K and V begin at number `first`
+        q_n = CONSUMERS * r + c  # index of its tile of Q; this row block's tiles of K and V start at index `first`
         i = i + 64 * c
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these 64 rows; 0 if none exists
-        own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
+        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these rows, or 0 without rows
+        own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
         begin, end = first + T_c - own_tiles, first + T_c  # only other consumers see the tiles before `begin`
 
         q_i = wait(q, q_n)  # FA2.A1.L4
@@ -279,14 +279,14 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
         L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-        tma.store_wait(0)  # TMA has read the previous row block from o
+        tma.store_wait(0)  # wait until TMA has read the previous row block from o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
-    tma.store_wait(0)  # shared memory must outlive the last copy
+    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
 
 
 @gluon.jit
@@ -296,7 +296,7 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, 
     q, o = ring(tile_buffers(Q, 2 * CONSUMERS), 1), tile_buffers(O, CONSUMERS)
     k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
-    hopper.fence_async_shared()  # so that TMA sees the barriers
+    hopper.fence_async_shared()  # make the barriers visible to TMA
     first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
     third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
@@ -309,11 +309,11 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, 
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural log-sum-exp of each row's scores."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
+    l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # number of heads whose K and V fill 16 MiB of L2
     consumers, B_c, stages = CONFIGS[d]
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2

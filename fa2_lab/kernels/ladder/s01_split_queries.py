@@ -17,7 +17,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d)."""
+    """Load rows first:first + B of a head of X as a (B, d) tile."""
     return tl.load(X + first * d + (tl.arange(0, B)[:, None] * d + tl.arange(0, d)[None, :]))  # (B, d)
 
 
@@ -55,8 +55,8 @@ def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexp
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, W: int = 2) -> tuple[Tensor, Tensor]:
     """Return O and L for attention without a mask. q, k and v are (batch, heads, N, d), and N is a multiple of 64.
 
-    W warps share a tile of 16·W rows × 32 keys. W is 2 by default, in s00 and s01 alike, because with W = 4 and d = 64,
-    the partial sums of s00 (split-K) do not fit in the registers (sm_90). `causal` has to be False.
+    W warps share a tile of 16·W rows × 32 keys. By default, W is 2 in both s00 and s01, because with W = 4 and d = 64,
+    the partial sums of s00 (split-K) would not fit in the registers of sm_90. `causal` must be False.
     """
     batch, heads, N, d = q.shape
     if causal or N % 64 or k.shape != q.shape:

@@ -16,15 +16,15 @@ from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels import ladder
 
-wide = ladder.copied("r23")  # rung 23's functions, with the softmax below in place of its own
+wide = ladder.copied("r23")  # rung 23's functions, with the softmax replaced by the one below
 split_lanes, broadcast_state = wide.split_lanes, wide.broadcast_state
 update_row_max, LAG = wide.update_row_max, wide.LAG
-EVERY = gl.constexpr(8)  # the FMA units compute one exponential out of this many
+EVERY = gl.constexpr(8)  # one out of this many exponentials is computed by the FMA units
 
 
 @gluon.constexpr_function
 def cubic(y, x):
-    """Return PTX for y = 2^x, −∞ ≤ x < 128, that avoids the exponential unit. NaN stays NaN, and −∞ gives +0."""
+    """Return PTX that computes y = 2^x for x < 128 without the exponential unit. NaN stays NaN, and −∞ gives +0."""
     return f"""max.NaN.f32 a, {x}, 0fC2FE0000; add.rm.f32 t, a, 0f4B400000;
 sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, a, f;
 fma.rn.f32 r, f, 0f3D9DD556, 0f3E691BC4; fma.rn.f32 r, r, f, 0f3F31F32D; fma.rn.f32 r, r, f, 0f3F800000;
