@@ -346,7 +346,7 @@ def triton_file(algorithm: Algorithm) -> str | None:
 
 
 def where(tag: str) -> Whereabouts:
-    """Return the Whereabouts of a line of a paper, which list the lines of code that compute it.
+    """Look up a line of a paper, and return the lines of code that compute it as a Whereabouts.
 
     `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """

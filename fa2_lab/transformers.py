@@ -260,7 +260,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """Return the mask to use for a model that passes no mask. `size` is (batch, 1, rows, columns)."""
+    """Return the mask for a model that does not pass one. `size` is (batch, 1, rows, columns)."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

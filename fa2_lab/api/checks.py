@@ -384,7 +384,7 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Return whether torch is tracing this call rather than running it, so the call must use a custom operator.
+    """Return whether torch is tracing this call, which must then use a custom operator, rather than running it.
 
     torch traces calls under torch.compile and torch.export, and calls on fake tensors. Calls on meta tensors and tensor
     subclasses also count as traced.

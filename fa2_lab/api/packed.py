@@ -54,8 +54,8 @@ def attention_packed(
     causal, window  As in attention(), but within each sequence. The diagonal ends at the sequence's last row and last
                     key.
     bias            As in attention(). Rows and columns are counted within each sequence.
-    max_seqlen_q    The number of rows in the longest sequence, if known. On Hopper, passing it makes batches with one
-                    long sequence among short ones up to 15% faster. It never changes the result.
+    max_seqlen_q    The number of rows in the longest sequence, if known. On Hopper, this argument speeds up batches
+                    with one long sequence among short ones by up to 15%. It never changes the result.
     return_lse      If True, return (O, L), where L has shape (heads, total_q) and dtype fp32.
 
     The other arguments are the same as in attention(). attention_packed() runs the same kernels as attention(), with

@@ -10,7 +10,7 @@ have given up and others have not. Second, if a kernel fails while headers are i
 in the first transfer.
 
 A rank that rejects an argument sends the error instead of its header. If the argument is `mesh` or `timeout`, however,
-the rank cannot reach the others, so to them it is a rank that never makes the call.
+the rank cannot reach the others, and they treat it like a rank that never makes the call.
 
 The ranks compare headers in every call, because a rank that relied on an earlier comparison might start a transfer that
 no other rank answers. Once a rank knows that all calls match, its transfers use the timeout of the user's group.
@@ -85,7 +85,7 @@ class Exchange:
             self.pending += [gloo.send([own_header], other, tag=0) for other in peers]
 
     def wait(self) -> list[dict]:
-        """Wait until all headers have arrived, and return them in the order of the ranks."""
+        """Wait until all headers have arrived, and return them in rank order."""
         with explaining_lost_ranks(self.group, self.timeout):
             for message in self.pending:
                 message.wait()
@@ -109,7 +109,7 @@ class Exchange:
 
 
 def ranks_by_value(values: Sequence) -> str:
-    """Return a text that lists the ranks by value, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return text that lists the ranks by value, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     distinct = [x for n, x in enumerate(values) if x not in values[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(values) if y == x)}: {x!r}" for x in distinct)
 

@@ -84,9 +84,9 @@ def ring_attention(
 
     causal, scale and backend are the same as in attention(). The ranks must agree on everything except N. If they do
     not, or if a rank rejects an argument, every rank raises an error as soon as all have called. If a rank's `mesh` or
-    `timeout` is invalid or differs, however, it cannot reach the others, which raise an error only after their whole
-    timeout. If gradients are needed, the backward pass must also run on every rank. If the loss on a rank does not
-    depend on O, add 0 · O to that loss.
+    `timeout` is invalid or differs, however, that rank cannot reach the others, which raise an error only after their
+    whole timeout. If gradients are needed, the backward pass must also run on every rank. If the loss on a rank does
+    not depend on O, add 0 · O to that loss.
 
     Each partial O is rounded to q's dtype before it is merged in fp32, and the merged O is rounded once more.
     """

@@ -43,8 +43,8 @@ class State:
     def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
         """Merge the last partial result, and write O = o / l and L = m + log l of all rows to the arguments O and L.
 
-        `part` is (rows, O, L). Every partial O was already rounded to its dtype. The state is in fp32, so the merges
-        round to fp32, and the final O is rounded to its dtype once more.
+        `part` is (rows, O, L). Every partial O has already been rounded to its dtype. The state is in fp32, so the
+        merges round to fp32, and the final O is rounded to its dtype once more.
         """
         if self.on_triton:
             from fa2_lab.distributed import merge

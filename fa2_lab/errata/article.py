@@ -151,7 +151,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Compute the scores of four warps, each for its own keys, and return them combined by `join`."""
+    """Return the scores that four warps compute for their own keys, combined by `join`."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 

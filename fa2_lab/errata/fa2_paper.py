@@ -192,7 +192,7 @@ BLOCK_INDEX = Erratum(
     claim="O is divided into the blocks O_i, …, O_{T_r}, and L into L_i, …, L_{T_r}.",
     why="i belongs to a loop that has not begun yet, and unless i = 1, the blocks do not cover O (here i = 2).",
     instead="O_1, …, O_{T_r} and L_1, …, L_{T_r}.",
-    wrong=lambda: len(range(2, 8)),  # rows of O covered by the blocks of two rows each
+    wrong=lambda: len(range(2, 8)),  # the number of rows of O covered by blocks of two rows
     right=lambda: len(range(0, 8)),
     error=lambda rows: abs(rows - CASE.N),
     unit="rows",
@@ -235,7 +235,7 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return how many elements per row of its loaded tensors the inner step actually uses.
+    """Return the number of elements per row that the inner step actually uses from the tensors it loads.
 
     A tensor counts as used if filling it with NaN changes the results.
     """

@@ -1,1 +1,1 @@
-"""Models of attention on a GPU, which count bytes, operations, memory and waits, and can be checked by hand."""
+"""Models that count attention's bytes, operations, memory and waits on a GPU, simple enough to be checked by hand."""

@@ -14,7 +14,7 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-NEGLIGIBLE = 1e-6  # a remainder of fewer clock cycles is a rounding error and counts as zero
+NEGLIGIBLE = 1e-6  # number of clock cycles below which a remainder is a rounding error
 
 
 class Deadlock(RuntimeError):

@@ -43,7 +43,7 @@ class Fit:
     ok: bool
     limit: str  # "shared memory" if the block cannot run, "registers" if it runs but spills, else ""
     shared_bytes: int
-    registers: int  # needed per thread, which may exceed the limit
+    registers: int  # the number needed per thread, even if it exceeds the limit
     blocks_per_sm: int  # 0 if it cannot run
 
 
@@ -61,7 +61,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
     streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i and dO_i, plus L_i and D_i in fp32; K_j and V_j stay on chip
-    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS, which one of its matmuls needs transposed
+    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # buffer for dS, which one matmul needs transposed
     return 2 * B_c * d * itemsize + stages * streamed + turned
 
 

@@ -1,9 +1,9 @@
 """A model of a launch: when and on which SM each thread block runs, and which workers add to the same rows of dQ.
 
 A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each in the slot that
-becomes free first (list scheduling). The unit of time is one tile of the forward or of the backward pass. A
-backward tile needs 2.5 times as many matmul FLOPs as a forward tile. The model assumes that blocks on the same SM do
-not slow each other down.
+becomes free first (list scheduling). Time is measured in tiles of the forward or the backward pass. A backward tile
+needs 2.5 times as many matmul FLOPs as a forward tile. The model assumes that blocks on the same SM do not slow each
+other down.
 """
 
 import heapq
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def makespan(self) -> float:
-        """The time when the last block ends, in tiles."""
+        """The time, in tiles, at which the last block ends."""
         return max(p.end for p in self.placements)
 
     @property
@@ -157,7 +157,7 @@ def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
     """Return an array (T_r, T_c) with the index of the worker that computes each tile, or −1 for a skipped tile.
 
-    A worker's index is the index of its row block in the forward, and of its column block in the backward.
+    A worker has the index of its row block in the forward, and the index of its column block in the backward.
     """
     check_tiling(tiling)
     if direction not in ("forward", "backward"):

@@ -198,7 +198,7 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 10 to 16 of FA1's Algorithm 2 on a b × c tile. `bc` is its number of scores, b · c.
+    """Count the operations in lines 10 to 16 of FA1's Algorithm 2 for a b × c tile, which has bc = b · c scores.
 
     These lines rescale both o and the new term, and divide by l.
     """
@@ -207,7 +207,7 @@ def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 on a b × c tile. `bc` is its number of scores, b · c.
+    """Count the operations in lines 8 to 10 of FA2's Algorithm 1 for a b × c tile, which has bc = b · c scores.
 
     These lines rescale o by α but do not divide it by l (the paper's tweak 1).
     """
@@ -216,7 +216,7 @@ def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
-    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 on a row block of b rows.
+    """Count the operations in lines 12 and 13 of FA2's Algorithm 1 for a row block of b rows.
 
     These lines divide each row of o by l, and compute L = m + log l.
     """
@@ -224,7 +224,7 @@ def fa2_forward_end(b: int, d: int) -> Counter[str]:
 
 
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 11 to 22 of FA1's Algorithm 4 on a b × c tile. `bc` is its number of scores, b · c.
+    """Count the operations in lines 11 to 22 of FA1's Algorithm 4 for a b × c tile, which has bc = b · c scores.
 
     These lines recompute D in every tile, and divide P by l.
     """
@@ -233,7 +233,7 @@ def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 10 to 16 of FA2's Algorithm 2 on a b × c tile. `bc` is its number of scores, b · c.
+    """Count the operations in lines 10 to 16 of FA2's Algorithm 2 for a b × c tile, which has bc = b · c scores.
 
     These operations are five matmuls, one exponential per score, and the additions and multiplications between them.
     """
@@ -242,7 +242,7 @@ def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_backward_start(N_q: int, d: int) -> Counter[str]:
-    """Count the operations of line 4 of FA2's Algorithm 2, D = rowsum(dO ∘ O), which runs once."""
+    """Count the operations in line 4 of FA2's Algorithm 2, D = rowsum(dO ∘ O), which runs once."""
     return Counter(multiply=N_q * d, add=N_q * (d - 1))
 
 

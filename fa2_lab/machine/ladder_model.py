@@ -28,7 +28,7 @@ ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """The properties of one rung that the model uses, which are its number and counts from its compiled tile loop."""
+    """The properties of a rung that the model uses: its number, and counts taken from its compiled tile loop."""
 
     number: int
     programs: int  # programs that fit on an SM at the same time
@@ -99,7 +99,7 @@ def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False
 
 
 def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
-    """Return a list of the number of tiles that each program computes, in launch order."""
+    """Return the number of tiles that each program computes, as a list in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
         return heads * [cdiv(N, rows) * cdiv(N, rung.keys)]

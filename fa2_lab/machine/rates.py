@@ -33,7 +33,7 @@ class Rates:
 
 
 def rates(chip: Chip) -> Rates:
-    """Return a chip's rates, which are taken from the manufacturer's specifications except for L2.
+    """Return a chip's rates, all of which except L2's are taken from the manufacturer's specifications.
 
     The L2 rate is the one measured on this chip, if it was recorded. Otherwise, it is the A100's published number of
     bytes per clock times this chip's clock frequency.

@@ -136,10 +136,10 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 def facts() -> dict[tuple[str, bool, int], dict]:
     """Return {(rung, causal, d): recorded properties of the compiled kernel}.
 
-    The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers per
-    thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently. `instructions`,
-    `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop, and are missing for the backward
-    rungs.
+    The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers in
+    each thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently.
+    `instructions`, `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop, and are missing for
+    the backward rungs.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
@@ -157,7 +157,7 @@ def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return {hardware counter: recorded value} for a rung that was run without a mask."""
+    """Return {hardware counter: recorded value} for a run of a rung without a mask."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}

@@ -43,7 +43,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The total number of units of work over all heads."""
+        """The total work for all heads, in units."""
         return sum(self.tiles) + len(self.tiles)
 
     @property

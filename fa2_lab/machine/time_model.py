@@ -30,12 +30,12 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """The number of clock cycles if all units work concurrently, which is that of the busiest unit."""
+        """The clock cycles that the busiest unit takes, which are the total if all units work concurrently."""
         return max(self)
 
     @property
     def serial(self) -> float:
-        """The number of clock cycles if the units work one after another, which is the sum over all units."""
+        """The sum of the clock cycles of all units, which is the total if the units work one after another."""
         return sum(self)
 
     @property

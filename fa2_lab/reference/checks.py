@@ -29,7 +29,10 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array. Raise an error, which describes the shape as `meaning`, unless x has this shape."""
+    """Return x as a float64 array. Raise an error unless it has the given shape.
+
+    `meaning` describes this shape in the error message.
+    """
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")

@@ -119,7 +119,7 @@ def forward_linear_memory(
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, NO_DROPOUT, score_options)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
-    for i, q_i in enumerate(Q):  # the appendix's equation (1), as a logarithm
+    for i, q_i in enumerate(Q):  # the appendix's equation (1), in logarithmic form
         s = row_of.apply_mask(transform_scores(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
         L[i] = logsumexp(append_sink(s, score_options.sink))
     for i, q_i in enumerate(Q):  # equation (2)

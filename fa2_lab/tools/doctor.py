@@ -94,7 +94,7 @@ def version(package: str) -> str:
 
 
 def graphics() -> dict:
-    """Return the name, compute capability and driver of the GPU, or an empty dictionary if torch cannot use any."""
+    """Return the name, compute capability and driver of the GPU, or an empty dictionary if torch cannot use one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -150,7 +150,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Return a text that says whether Triton's interpreter is on, and why."""
+    """Return text that says whether Triton's interpreter is on, and why."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     is_cuda_used = torch is not None and torch.cuda.is_initialized()  # if so, a forked process cannot use CUDA
     processes = multiprocessing.get_context("spawn" if is_cuda_used else None)
     ours, theirs = processes.Pipe(duplex=False)
-    # Run the user's function in a child process, because it may terminate the process.
+    # Run the user's function in a child process, because it may terminate the process in which it runs.
     child = processes.Process(target=report_to, args=(theirs, a))  # type: ignore[attr-defined]
     child.start()
     theirs.close()
@@ -182,7 +182,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return a paragraph on one finding: what is wrong, where and by how much, what to read, and a short program."""
+    """Return a paragraph on one finding: what is wrong, where and by how much, what to read, how to reproduce it."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

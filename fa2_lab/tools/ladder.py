@@ -87,7 +87,7 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled property of a rung, such as "registers", as "a/b", with a for no mask and b for causal."""
+    """Return a compiled property of a rung, such as "registers", as "a/b", where a is without a mask and b causal."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
@@ -180,7 +180,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return a text on the change from rung `old` to `new`, with the old limit, the hypothesis and the speedups."""
+    """Return text about the change from rung `old` to `new`: the old limit, the hypothesis and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -225,7 +225,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return a list of two rungs' speeds on each recorded problem, and of differences in their code and counters.
+    """Return text that lists two rungs' speeds on all recorded problems, and differences in their code and counters.
 
     A counter is shown only if it changed by more than 10%.
     """
@@ -252,7 +252,7 @@ def differ(a: float, b: float) -> bool:
 
 
 def short(x: float) -> str:
-    """Return a number, formatted in at most seven characters."""
+    """Return a number formatted with at most seven characters."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(x) >= size:
             return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"

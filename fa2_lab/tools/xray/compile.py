@@ -103,8 +103,8 @@ def chip_of(name: str) -> str:
 def reason(complaint: str) -> str:
     """Return the line of an error message that gives the reason.
 
-    This is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
-    position in a kernel, return the first error together with that position.
+    If the message contains an error from the assembler, return that line, and otherwise the last line. If the last line
+    only marks a position in a kernel, return the first error together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton's message ends with a line of the kernel, below the first error

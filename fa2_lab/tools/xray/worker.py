@@ -77,7 +77,7 @@ def main(job: dict) -> list[list[dict]]:
     """Compile a call once for each entry of job["launches"], and return one list of kernels per entry."""
     chip = job["chip"]
     offline.compile_for(chip)
-    triton_versions.add_newest_names()  # the user's file may use them as well
+    triton_versions.add_newest_names()  # the user's file may also use them
     properties: Any = SimpleNamespace(multi_processor_count=SMs)
     torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)
