@@ -1,8 +1,8 @@
-"""What the compiler makes of the forward kernel and of each rung, recorded for pictures and tables.
+"""The results of compiling the forward kernel and each rung, recorded for pictures and tables.
 
-`python -m fa2_studio.compiled` compiles for chips that need not be here, each in a process of its own, and writes
-figures/data/layouts.json, compiled.json and rungs.json. `python -m fa2_studio.compiled forward` writes the first two
-alone, and `python -m fa2_studio.compiled ladder` the last one.
+`python -m fa2_studio.compiled` compiles for GPUs that need not be installed, each in a separate process, and writes
+layouts.json, compiled.json and rungs.json in figures/data. `python -m fa2_studio.compiled forward` writes only the
+first two files, and `python -m fa2_studio.compiled ladder` only the last one.
 """
 
 import ast
@@ -45,7 +45,7 @@ def record(folder: Path = RECORDED) -> None:
 
 
 def record_forward(folder: Path = RECORDED) -> None:
-    """Compile the forward kernel with the package's tiles, for layouts.json, and at all sizes, for compiled.json."""
+    """Compile the forward kernel, and write layouts.json (the package's tiles) and compiled.json (all block sizes)."""
     source = digest(PACKAGE / "kernels" / name for name in SOURCES)
     drawn = [dict(target=target, d=d, **shipped_config(target, d)) for target, d in product(TARGETS, (64, 128))]
     write(folder / "layouts.json", "layouts", compile_in_parallel(layouts_of, drawn), source, FORWARD)
@@ -53,7 +53,7 @@ def record_forward(folder: Path = RECORDED) -> None:
 
 
 def record_rungs(folder: Path = RECORDED) -> None:
-    """Compile each rung for an H200, at both head dimensions, with and without a mask, and write rungs.json."""
+    """Compile each rung for an H200, for both head dimensions and with and without a mask, and write rungs.json."""
     jobs = [dict(rung=rung, d=d, causal=mask) for rung in CLIMBING for d in (128, 64) for mask in (False, True)]
     jobs += [dict(rung=rung, d=128, causal=False) for rung in ladder.BACKWARD]
     kernel = "forward(q, k, v, causal) of each rung, bf16, sm_90"
@@ -61,7 +61,7 @@ def record_rungs(folder: Path = RECORDED) -> None:
 
 
 def compile_in_parallel(compile_one: Callable[[dict], dict], jobs: Sequence[dict]) -> list[dict]:
-    """Compile all jobs, as many at once as there are cores, and return each job with its results."""
+    """Compile all jobs in parallel, one per core, and return each job together with its results."""
     with ThreadPoolExecutor(os.cpu_count()) as several:
         made = tqdm(several.map(compile_one, jobs), total=len(jobs), desc="compile", unit="kernel", disable=None)
         return [job | found for job, found in zip(jobs, made, strict=True)]
@@ -73,7 +73,7 @@ def digest_of_rungs() -> str:
 
 
 def digest(sources: Iterable[Path]) -> str:
-    """Return a fingerprint of sources that does not depend on comments, docstrings and line breaks."""
+    """Return a fingerprint of source files that ignores comments, docstrings and line breaks."""
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sources]
     for tree in trees:
         for node in ast.walk(tree):
@@ -83,7 +83,7 @@ def digest(sources: Iterable[Path]) -> str:
 
 
 def write(file: Path, name: str, rows: list[dict], source: str, kernel: str) -> None:
-    """Write a record with one row per line, after a head that names the command, the sources and Triton's version."""
+    """Write a record with one row per line, below a header that names the command, the sources and Triton's version."""
     import triton
 
     made = dict(command=COMPILE, kernel=kernel, source=source, triton=triton.__version__)
@@ -98,7 +98,7 @@ def write(file: Path, name: str, rows: list[dict], source: str, kernel: str) -> 
 def numbers_of(job: dict) -> dict:
     """Return the recorded numbers of a rung's largest kernel.
 
-    The numbers of a loop are those of the loop over tiles, or if there are two, of the one without a mask.
+    Loop counts refer to the loop over tiles or, if there are two, to the one without a mask.
     """
     rung, d = job["rung"], job["d"]
     kernel = max(xray(rung, "sm_90", d=d, causal=job["causal"]), key=lambda kernel: kernel.numbers["registers"])
@@ -112,7 +112,7 @@ def numbers_of(job: dict) -> dict:
     if rung in ladder.BACKWARD:
         return made
     loop = min(loops(kernel.stages["sass"]), key=lambda loop: loop.instructions)
-    products = 1 if rung.startswith("r00") else 2  # the matmuls in this loop
+    products = 1 if rung.startswith("r00") else 2  # number of matmuls in this loop
     return made | dict(
         consumers=max(1, numbers["warps"] // 4 - 1),
         keys=round(loop.multiplications / (16 * d * products)),  # a warp has 16 rows
@@ -123,7 +123,7 @@ def numbers_of(job: dict) -> dict:
 
 
 def registers_of(kernel: Compiled) -> int:
-    """Return the registers per thread that computes matmuls. If warps have roles, take the consumer with the fewest."""
+    """Return the registers per matmul thread. If the warps have roles, return the smallest number of any consumer."""
     launched = kernel.numbers["registers"]
     handed_out = map(int, re.findall(r"setmaxnreg\S*\s+(\d+)", kernel.stages["ptx"]))
     return min([n for n in handed_out if launched < n < 256], default=launched)
@@ -145,7 +145,7 @@ def forward(q, k, v, causal):
 
 
 def shipped_config(target: str, d: int) -> dict:
-    """Return the block sizes of the forward kernel in the package's tables for a target and d."""
+    """Return the forward kernel's block sizes from the package's table for this target and d."""
     from fa2_lab.kernels import tables
 
     table = dict(sm_80=tables.AMPERE, sm_90=tables.HOPPER)[target]
@@ -153,7 +153,7 @@ def shipped_config(target: str, d: int) -> dict:
 
 
 def jobs_of_size_figure() -> list[dict]:
-    """Return a job for each cell of the picture of block sizes, with the cell's warps and the picture's stages."""
+    """Return a job for each cell of the picture of block sizes, using the cell's warps and the picture's stages."""
     data = block_budget.data()
     return [
         dict(target="sm_90", d=d, B_r=B_r, B_c=B_c, warps=cell["warps"], stages=data["stages"])
@@ -163,7 +163,7 @@ def jobs_of_size_figure() -> list[dict]:
 
 
 def compile_forward(job: dict) -> Compiled:
-    """Return the forward kernel compiled with the block sizes of a job."""
+    """Compile the forward kernel with a job's block sizes, and return it."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "forward_at.py")
         file.write_text(FILE.format(**job), encoding="utf-8")
@@ -172,17 +172,17 @@ def compile_forward(job: dict) -> Compiled:
 
 
 def budget_of(job: dict) -> dict:
-    """Return the registers, spills and shared memory of the forward kernel for a job."""
+    """Compile the forward kernel for a job, and return its registers, spills and shared memory."""
     numbers = compile_forward(job).numbers
     return {name: numbers[name] for name in ("registers", "spills", "shared")}
 
 
 def layouts_of(job: dict) -> dict:
-    """Return the matmul instruction, and the layouts and shapes of S, of O or a piece of it, and of the tile of K."""
+    """Return the matmul instruction, and the layouts and shapes of S, O (or a piece of it) and the tile of K."""
     kernel = compile_forward(job)
     ttgir = kernel.stages["ttgir"]
     dots = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<(\d+)x(\d+)xf32, #(\w+)>", ttgir)
-    S, O, *others = dots[: len(dots) // 2]  # the matmuls of a tile, which both loops over tiles have
+    S, O, *others = dots[: len(dots) // 2]  # a tile's matmuls, which occur in both loops over tiles
     if dots != 2 * [S, O, *others] or {O, *others} != {O}:
         raise ValueError(f"the forward's products differ from loop to loop: {dots}")
     allocated = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<\d+x(\d+)x(\d+)xf16, #(\w+),", ttgir)

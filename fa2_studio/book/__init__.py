@@ -1,1 +1,1 @@
-"""The book: its chapters, how they are run and recorded, and how they become an offline site."""
+"""The book: its chapters, the code that runs and records them, and the code that builds the offline site."""

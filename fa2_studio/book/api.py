@@ -1,6 +1,6 @@
-"""Render API.md as a page: each place that names a call gets its signature and docstring.
+"""Render API.md as a page, replacing each marker that names a call with the call's signature and docstring.
 
-Both are read from the source, so that nothing is imported.
+Signatures and docstrings are read from the source, without importing anything.
 """
 
 import ast
@@ -11,16 +11,16 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 
 PAGE = PACKAGE.parent / "API.md"
-NAMED = re.compile(r"<!-- docstring: (\S+\.py) ?(\S*) -->")  # without a name: the module's docstring
+NAMED = re.compile(r"<!-- docstring: (\S+\.py) ?(\S*) -->")  # a marker without a name stands for the module's docstring
 
 
 def api_page() -> str:
-    """Return API.md with all docstrings, in MyST Markdown."""
+    """Return API.md in MyST Markdown, with all docstrings inserted."""
     return NAMED.sub(lambda found: signature_and_docstring(*found.groups()), PAGE.read_text(encoding="utf-8"))
 
 
 def signature_and_docstring(file: str, name: str) -> str:
-    """Return the signature and docstring of a function, method or class; without a name, the module's docstring."""
+    """Return the signature and docstring of a function, method or class, or the module's docstring without a name."""
     tree: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse((PACKAGE.parent / file).read_text(encoding="utf-8"))
     if not name:
         return docstring_to_markdown(ast.get_docstring(tree))
@@ -29,12 +29,13 @@ def signature_and_docstring(file: str, name: str) -> str:
     signature = "" if isinstance(tree, ast.ClassDef) else f"({ast.unparse(tree.args)})"
     signature = re.sub(r"^\(self(, )?", "(", signature)
     kind = "class" if isinstance(tree, ast.ClassDef) else "function"
-    name = f"{Path(file).stem}.{name}" if "/reference/" in file else name  # fa2.forward and heads.forward
+    # The prefix distinguishes fa2.forward from heads.forward.
+    name = f"{Path(file).stem}.{name}" if "/reference/" in file else name
     return f"````{{py:{kind}}} {name}{signature}\n{docstring_to_markdown(ast.get_docstring(tree))}\n````"
 
 
 def docstring_to_markdown(docstring: str) -> str:
-    """Return a docstring in Markdown: two columns become a table, and other indented text a code block."""
+    """Convert a docstring to Markdown. Two columns become a table, and other indented text becomes a code block."""
     return "\n\n".join(two_columns_to_table(part) or keep_or_escape(part) for part in docstring.split("\n\n"))
 
 
@@ -45,8 +46,12 @@ def keep_or_escape(paragraph: str) -> str:
 
 
 def two_columns_to_table(paragraph: str) -> str:
-    """Return a paragraph of two columns as a table, or "" if it is none. An indented line goes on with the last row."""
-    rows: list[list[str]] = [] if paragraph.startswith(" ") else [["", ""]]  # if indented, its first line has the heads
+    """Convert a paragraph of two columns to a table, or return "" if it has no two columns.
+
+    An indented line continues the row above it.
+    """
+    # The first line of an indented paragraph contains the headings.
+    rows: list[list[str]] = [] if paragraph.startswith(" ") else [["", ""]]
     for line in textwrap.dedent(paragraph).splitlines():
         cells = re.fullmatch(r"(\S.*?) {2,}(\S.*)", line)
         if cells:
@@ -60,5 +65,5 @@ def two_columns_to_table(paragraph: str) -> str:
 
 
 def escape_markup(words: str) -> str:
-    """Return text in which every character of markup is escaped, except code in backticks."""
+    """Escape every markup character in a text, except within code in backticks."""
     return re.sub(r"`[^`]+`|[*_$<\[|`]", lambda found: found[0] if found[0][1:] else f"\\{found[0]}", words)

@@ -1,4 +1,4 @@
-"""Convert Markdown and code to blocks of HTML for slides, and estimate the height of each. A block is never cut."""
+"""Convert Markdown and code to HTML blocks for slides, and estimate each block's height. A block is never split."""
 
 import ast
 import builtins
@@ -19,12 +19,14 @@ from pygments.lexers import PythonLexer
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS
 
-ROWS, LETTERS = 15.5, 64  # a slide has room for this number of lines of text, with this number of letters each
-FULL, WIDE = 17, 70  # the same for code, whose lines are closer together
-SHORT, NOTED = 11, 60  # most lines of a cell that a slide shows whole, and most letters of a line with a comment
-SMALL = 84  # a printed line of at most this number of letters is not wrapped; its letters are then at least 24 pixels
-COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74  # letters per line beside a picture: of text, code; per row of a table
-FENCE = re.compile(  # code, with what it prints
+ROWS, LETTERS = 15.5, 64  # number of lines of text on a slide, and number of letters per line
+FULL, WIDE = 17, 70  # the same limits for code, whose lines are closer together
+# The most lines of a cell shown whole on a slide, and the most letters of a line that keeps its comment.
+SHORT, NOTED = 11, 60
+SMALL = 84  # longest printed line that is not wrapped; at this length, its letters are at least 24 pixels high
+# Letters per line of text and of code beside a picture, and letters per table row.
+COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74
+FENCE = re.compile(  # a code block, together with its output if there is any
     r"(^```python\n(?:(?!^```).)*^```\s+^```text\n.*?^```$|^```.*?^```$)", re.DOTALL | re.MULTILINE
 )
 MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
@@ -42,7 +44,7 @@ MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if
 
 
 def markdown_to_html(text: str) -> str:
-    """Return Markdown as HTML that contains its pictures. Links become plain words, as a deck has no other files."""
+    """Convert Markdown to HTML with embedded pictures. Links become plain text, because a deck is a single file."""
 
     def inside(found: re.Match) -> str:
         picture = b64encode((NOTEBOOKS / found[1]).read_bytes()).decode()
@@ -50,7 +52,7 @@ def markdown_to_html(text: str) -> str:
 
     html = re.sub(r"</?a\b[^>]*>", "", MARKDOWN.render(text))
     html = re.sub(r"<li>☐\s*", "<li class=choice>", html)
-    html = MATH.sub(r"<span class=near>\1\2</span>", html)  # so that no line begins with a comma
+    html = MATH.sub(r"<span class=near>\1\2</span>", html)  # keeps a comma on the same line as the formula before it
     html = re.sub(r"<td(?=[^>]*>[^<]{1,12}</td>)", "<td class=short", html)
     html = re.sub(r"<p><strong>(Predict|Build)\.</strong>", r"<p><b class=task>\1</b>", html)
     return re.sub(r'src="(\.\./figures/[^"]+\.svg)"', inside, html)
@@ -62,13 +64,13 @@ def text_to_html_blocks(text: str) -> tuple[str, ...]:
 
 
 def split_markdown(text: str) -> list[str]:
-    """Return the paragraphs, lists, tables and listings of a Markdown text, which are what empty lines separate."""
+    """Split Markdown at empty lines into its paragraphs, lists, tables and listings."""
     parts = [[part] if part.startswith("```") else re.split(r"\n\s*\n", part) for part in FENCE.split(text)]
     return [part.strip() for some in parts for part in some if part.strip()]
 
 
 def block_to_html(part: str) -> list[str]:
-    """Return a block of Markdown as HTML: in pieces if it is a listing, table or list that is higher than a slide."""
+    """Convert a Markdown block to HTML. A listing, table or list that is taller than a slide is split into pieces."""
     if part.startswith("```"):
         code, _, printed = re.sub(r"\A.*\n|\n```(?=\n|\Z)", "", part).partition("\n\n```text\n")
         return listing_to_html(shorten_cell(code, printed) if printed else code, part.startswith("```python"), printed)
@@ -84,7 +86,10 @@ def block_to_html(part: str) -> list[str]:
 
 
 def mark_right_option(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
-    """Return an answer, which begins with the right option in bold, below the options, of which this one is marked."""
+    """Return the options with the right one marked, followed by the answer.
+
+    The answer begins with the right option in bold, which is removed.
+    """
     first, *rest = answer
     right = re.match(r"<p><strong>(.*?)\.?</strong>\s*", first, re.DOTALL)
     texts = [normalize_option(option) for option in re.findall(r"<li class=choice>(.*?)</li>", options, re.DOTALL)]
@@ -97,12 +102,12 @@ def mark_right_option(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
 
 
 def normalize_option(html: str) -> str:
-    """Return the words of an option, as questions and answers both have them."""
+    """Return an option's words in a form that is the same in questions and answers."""
     return re.sub(r"<[^>]*>|\s|\.$", "", html.strip()).casefold()
 
 
 def table_to_html(part: str) -> list[str]:
-    """Return a table as HTML. If it is higher than a slide, it becomes several tables with the same head."""
+    """Convert a table to HTML. A table that is taller than a slide becomes several tables with the same header row."""
     head, rule, *rows = part.split("\n")
     cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in (head, *rows)]
     long = [[len(re.sub(r"[$`*\\{}]", "", cell).strip()) for cell in row] for row in cells]
@@ -123,24 +128,25 @@ def table_to_html(part: str) -> list[str]:
 def split_by_height(
     lines: list[str], heights: list[float], most: float, cost: Callable[[str, str], float] = lambda before, line: 0
 ) -> list:
-    """Return the lines in parts of about the same height, none higher than `most`.
+    """Split the lines into parts of about equal height, none of them taller than `most`.
 
-    `cost(before, line)` tells how bad a cut between these two lines is. Cuts are where it is smallest.
+    `cost(before, line)` is the cost of a cut between these two lines. The cuts with the lowest cost are chosen.
     """
     number = ceil(sum(heights) / most - 0.01)
     if number < 2:
         return [lines]
     fair = sum(heights) / number
-    least = max(0.6 * fair, sum(heights) - (number - 1) * most)  # so that the rest fits into number − 1 parts
+    least = max(0.6 * fair, sum(heights) - (number - 1) * most)  # the rest must fit into number − 1 parts
     good = [k for k in range(1, len(lines)) if least <= sum(heights[:k]) <= most] or [1]
     at = min(good, key=lambda k: (cost(lines[k - 1], lines[k]), abs(sum(heights[:k]) - fair)))
     return [lines[:at], *split_by_height(lines[at:], heights[at:], most, cost)]
 
 
 def sentence_about(names: list[str], text: str, most: int, *, last: bool) -> tuple[str, str]:
-    """Return the sentence of a paragraph with one of these names, and the one before if `most` allows; and the rest.
+    """Return the sentence of a paragraph that contains one of these names, and the rest of the paragraph.
 
-    With `last`, it is the last sentence, which announces printed output.
+    If `most` allows it, the preceding sentence is included. With `last`, choose the last sentence instead, which
+    announces printed output.
     """
     parts = re.split(SENTENCE, text)
     named = (n for n, part in enumerate(parts) if any(f"`{name}`" in part for name in names))
@@ -154,7 +160,10 @@ def sentence_about(names: list[str], text: str, most: int, *, last: bool) -> tup
 
 
 def first_sentences(text: str, most: int) -> tuple[str, str]:
-    """Return the first sentences of a paragraph, in total at least `most` letters, and the rest, for the notes."""
+    """Return a paragraph's first sentences, with at least `most` letters in total, and the remaining sentences.
+
+    The remaining sentences go into the notes.
+    """
     first, *others = re.split(SENTENCE, text)
     while others and len(first) < most:
         first = f"{first} {others.pop(0)}"
@@ -162,9 +171,9 @@ def first_sentences(text: str, most: int) -> tuple[str, str]:
 
 
 def shorten_list(text: str) -> tuple[str, str]:
-    """Return a long list with only the first sentences of each item, and the rest, for the notes.
+    """Split a long list into its items' first sentences, for the slide, and the other sentences, for the notes.
 
-    Any other block is returned whole.
+    Any other block is returned whole, with "" as the second part.
     """
     if not text.startswith(("- ", "1. ")) or len(text) < 400:
         return text, ""
@@ -183,7 +192,7 @@ def print_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def is_self_contained(code: ast.Module) -> bool:
-    """Return whether a cell uses no names of other cells, so that it can be understood on its own slide."""
+    """Return True if a cell uses no names from other cells, so that it can be understood on its own slide."""
     nodes = list(ast.walk(code))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | KNOWN
@@ -192,7 +201,7 @@ def is_self_contained(code: ast.Module) -> bool:
 
 
 def shorten_cell(code: str, printed: str = "") -> str:
-    """Return a cell for a slide: functions without their calls, long ones from their loop on, and no prints."""
+    """Shorten a cell for a slide: omit calls and prints, and show a long function only from its loop on."""
     lines, tree = code.split("\n"), ast.parse(code)
     defined = [node for node in tree.body if isinstance(node, DEFINITION)]
     out = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -210,13 +219,13 @@ def shorten_cell(code: str, printed: str = "") -> str:
 
 
 def shorten_signature(signature: re.Match) -> str:
-    """Return a signature, without its annotations if it is long."""
+    """Return a signature, with its annotations removed if it is long."""
     line = re.sub(r"(?<=\() |, (?=\))", "", re.sub(r"\s+", " ", signature[0]))
     return re.sub(r": [^,)=]+", "", line) if len(line) > NOTED else signature[0]
 
 
 def listing_to_html(code: str, python: bool = True, printed: str = "") -> list[str]:
-    """Return a listing and its output as HTML, in pieces of at most FULL lines. Long lines lose their comments."""
+    """Convert a listing and its output to HTML pieces of at most FULL lines. Long lines lose their comments."""
     code = SIGNATURE.sub(shorten_signature, code) if python else code
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = len(lines) > FULL
@@ -240,18 +249,18 @@ def indentation(line: str) -> int:
 
 
 def cut_cost(before: str, line: str) -> int:
-    """Return how bad a cut of a listing between two lines is. Cuts at a small indentation are best."""
+    """Return the cost of splitting a listing between two lines. It is lowest where the indentation is small."""
     return indentation(line) + 99 * (line.lstrip().startswith((")", "]", "}")) or before.lstrip().startswith("@"))
 
 
 def open_brackets(lines: list[str]) -> int:
-    """Return the number of brackets that are open after some lines of Python."""
+    """Return the number of brackets still open at the end of these lines of Python."""
     bare = STRING.sub("", "\n".join(lines))
     return sum(bare.count(bracket) for bracket in "([{") - sum(bare.count(bracket) for bracket in ")]}")
 
 
 def narrow_columns(printed: str) -> str:
-    """Return a printed table with at most two spaces between its columns."""
+    """Reduce the space between the columns of a printed table to at most two characters."""
     printed = printed.rstrip()
     lines = [line.ljust(max(map(len, printed.split("\n")))) for line in printed.split("\n")]
     columns = ["".join(column) for column in zip(*lines, strict=True)]
@@ -260,15 +269,15 @@ def narrow_columns(printed: str) -> str:
 
 
 def wrap_words(line: str, most: int = WIDE) -> list[str]:
-    """Return a line that is not Python, wrapped at spaces into lines of at most `most` letters."""
+    """Wrap a line that is not Python at spaces, into lines of at most `most` letters."""
     after = " " * (indentation(line) + 4 * (most > WIDE))
     return wrap(line, most, subsequent_indent=after, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def wrap_code(line: str, depth: int = 0) -> list[str]:
-    """Return a line of Python in lines of at most WIDE letters, broken where the fewest brackets are open.
+    """Wrap a line of Python into lines of at most WIDE letters, breaking it where the fewest brackets are open.
 
-    `depth` is the number of brackets that the lines before have left open.
+    `depth` is the number of brackets left open by the preceding lines.
     """
     if len(line) <= WIDE:
         return [line]
@@ -294,18 +303,18 @@ def pre_html(lines: list[str], python: bool, kind: str = "") -> str:
 
 
 def with_size(block: str, rows: float, letters: int) -> str:
-    """Return a listing or a table whose first tag has its height in rows of text and its width in letters."""
+    """Add the height in text rows and the width in letters to the first tag of a listing or a table."""
     return re.sub(r"(?<=^<pre)|(?<=^<table)", f" data-rows={rows:.1f} data-letters={letters}", block, count=1)
 
 
 def size_of(block: str) -> tuple[float, int] | None:
-    """Return the height in rows and the width in letters of a listing or a table, and None for any other block."""
+    """Return the height in text rows and the width in letters of a listing or a table, or None for other blocks."""
     found = re.match(r"<\w+ data-rows=([\d.]+) data-letters=(\d+)", block)
     return (float(found[1]), int(found[2])) if found else None
 
 
 def block_height(block: str, letters: int = LETTERS) -> float:
-    """Return the estimated height of a block, in rows of text with this number of letters."""
+    """Return the estimated height of a block in text rows of `letters` letters each."""
     if known := size_of(block):
         return known[0]
     lines = [re.sub(r"<[^>]*>\s*", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
@@ -314,17 +323,17 @@ def block_height(block: str, letters: int = LETTERS) -> float:
 
 
 def is_dense(block: str) -> bool:
-    """Return whether a block of HTML is a table or a listing."""
+    """Return True if an HTML block is a table or a listing."""
     return block.startswith("<table") or is_code(block)
 
 
 def is_code(block: str) -> bool:
-    """Return whether a block of HTML is a listing, and not printed output."""
+    """Return True if an HTML block is a listing rather than printed output."""
     return block.startswith("<pre") and "class=printed" not in block
 
 
 def fits_in_column(words: tuple[str, ...]) -> bool:
-    """Return whether these blocks fit into half of a slide's width."""
+    """Return True if these blocks fit into half of a slide's width."""
     narrow = all(
         size_of(block)[1] <= (COLUMN if "<table" in block else CODE_COLUMN) for block in words if size_of(block)
     )

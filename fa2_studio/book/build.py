@@ -1,6 +1,7 @@
 """Check a function that readers write in a chapter, and print the result.
 
-The result is an invitation while the function is empty, "right", or "wrong" with the case that shows the mistake.
+As long as the function is empty, the result is an invitation to write it. Afterwards, the result is "right", or "wrong"
+with the case that reveals the mistake.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,16 +16,17 @@ from fa2_studio.book.verdicts import close
 
 
 class Case(NamedTuple):
-    words: str  # describes the case, and asks a question that leads to the mistake
+    words: str  # a description of the case and a question that leads to the mistake
     arguments: tuple
     expected: Any  # an array, or a tuple of arrays
-    asked: AttentionCase | None = None  # the case for fa2_lab.examine, if the function is a whole pass of one head
+    # The case to pass to fa2_lab.examine, if the function computes a whole pass for one head.
+    asked: AttentionCase | None = None
 
 
 def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequence[str] = ()) -> None:
-    """Call a reader's function on each case, up to the first that fails, and print the result.
+    """Call a reader's function on the cases until one fails, and print the result.
 
-    If the function returns several arrays, `names` are their names.
+    If the function returns several arrays, `names` holds their names.
     """
     says, answers = f"right: {function.__name__} passes all {len(cases)} cases", []
     for case in cases:
@@ -45,7 +47,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
 
 
 def answer(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list[Answer]:
-    """Return the function's results in the form that fa2_lab.examine takes, or [] if their shapes are wrong."""
+    """Return the function's results as fa2_lab.examine expects them, or [] if their shapes are wrong."""
     shapes = [np.shape(x) for x in got] if isinstance(got, tuple | list) else []
     if case.asked is None or shapes != [x.shape for x in case.expected]:
         return []
@@ -54,19 +56,22 @@ def answer(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list
 
 
 def recognised(answers: list[Answer], names: Sequence[str]) -> list[str]:
-    """Return the description of the first known mistake that reproduces a wrong output in all answers, or []."""
+    """Return the description of the first known mistake that explains a wrong output in all answers.
+
+    If there is none, the list is empty.
+    """
     wrong = [name for name in names if answers and not answers[-1].fits(RIGHT, (name,))]
     found = [x for name in wrong for x in known(answers, name)]
     return [f"{x.description} (Read {x.reference}.)" for x in found[:1]]
 
 
 def invitation(name: str) -> str:
-    """Return what is printed while a function is still empty."""
+    """Return the message printed while a function is still empty."""
     return f"your turn: write {name} in the cell above, and run this cell again"
 
 
 def difference(got: Any, expected: Any, tolerance: float, names: Sequence[str] = ()) -> str:
-    """Return where a result is farthest from the expected one, in words, or "" if it is close everywhere."""
+    """Describe where a result differs most from the expected one, or return "" if it is close everywhere."""
     if isinstance(expected, tuple):
         number = len(got) if isinstance(got, tuple | list) else 1
         if number != len(expected):

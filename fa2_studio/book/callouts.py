@@ -9,17 +9,17 @@ from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 CALLOUTS = ("Predict", "Takeaway")
-WORD_JOINER = "\u2060"  # has no width, and a search in a browser ignores it
+WORD_JOINER = "\u2060"  # invisible, and ignored by a browser's search
 
 
 class Callouts(SphinxTransform):
-    """Turn each paragraph that begins with **Predict.** or **Takeaway.** into a callout of that name."""
+    """Turn each paragraph that begins with **Predict.** or **Takeaway.** into a callout with that title."""
 
     default_priority = 400
 
     def apply(self) -> None:
         for paragraph in list(self.document.findall(nodes.paragraph)):
-            words = [node for node in paragraph if node.astext()]  # MyST begins with an empty one
+            words = [node for node in paragraph if node.astext()]  # MyST begins a paragraph with an empty node
             title = words[0].astext().removesuffix(".") if words and isinstance(words[0], nodes.strong) else ""
             if title in CALLOUTS:
                 paragraph.remove(words[0])
@@ -40,7 +40,7 @@ class FoldedRows(SphinxTransform):
 
 
 class WholeNames(SphinxPostTransform):
-    """Keep names such as FlashAttention-3 whole in tables: no line ends at their hyphen, however narrow the column."""
+    """Prevent line breaks at the hyphen of names such as FlashAttention-3 in tables, however narrow the column is."""
 
     default_priority = 400
 
@@ -53,7 +53,7 @@ class WholeNames(SphinxPostTransform):
 
 
 class Signs(SphinxTransform):
-    """Attach a comma or full stop to the formula before it, because browsers would let it begin the next line."""
+    """Attach a comma or full stop to the preceding formula, because browsers might move it to the next line."""
 
     default_priority = 400
 
@@ -67,7 +67,7 @@ class Signs(SphinxTransform):
 
 
 def mathml(tex: str, display: str) -> str:
-    """Return a formula as MathML. Subscripts are lowered explicitly, for browsers without a font for mathematics."""
+    """Convert a formula to MathML. Subscripts are lowered explicitly for browsers that have no mathematical font."""
     text = tex2mathml(tex).replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "", 1)
     formula = ElementTree.fromstring(text.replace("&ApplyFunction;", "\u2061"))
     formula.set("display", display)
@@ -76,7 +76,7 @@ def mathml(tex: str, display: str) -> str:
         index[1] = ElementTree.Element("mpadded", voffset="-0.25em")
         ElementTree.SubElement(index[1], "mstyle", scriptlevel="+1").append(below)
     for function in formula.iter("mo"):
-        if function.text == "\u2061":  # after a function such as log: a narrow space, as in print
+        if function.text == "\u2061":  # as in print, a function such as log is followed by a narrow space
             function.tag, function.text = "mspace", None
             function.set("width", "0.17em")
     return ElementTree.tostring(formula, encoding="unicode")

@@ -1,8 +1,8 @@
-"""Small pictures for the cards of the first page, drawn for their size: a few tiles that are large enough to read.
+"""Small pictures for the cards of the first page, each made of a few tiles that are large enough to read.
 
-Each row is a string with a tile per character. A capital letter is a tensor with its name, a small letter is one
-without, a digit is a worker, "#" is ours, and "/" is masked or idle. A square has no fill, a full stop leaves room,
-and all else is text.
+Each row is a string with one tile per character. A capital letter stands for a tensor with its name, a small letter for
+a tensor without its name, a digit for a worker, "#" for fa2_lab, and "/" for a masked or idle tile. A square character
+stands for a tile without a fill, and a full stop for an empty space. Any other character is drawn as text.
 """
 
 import matplotlib
@@ -13,8 +13,8 @@ from fa2_lab.plots import style
 
 INCHES = (2.69, 1.42)  # a card's width and height
 GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
-PALER = 0.22  # the tint of t, a score that is smaller than that of p
-CARDS = {  # chapter: what its picture shows, and its tiles
+PALER = 0.22  # tint of t, whose score is smaller than that of p
+CARDS = {  # {chapter: (description of its picture, rows of tiles)}
     "00_start": (
         "A large memory with all of Q, K and V, and a small chip with one block of each",
         ("qqqqq.....", "kkkkk.→.QK", "vvvvv...VO"),
@@ -102,7 +102,7 @@ def card_svg(name: str) -> str:
 
 
 def draw_card(rows: tuple[str, ...]) -> Figure:
-    """Return a card's picture with these tiles, as large as the card allows."""
+    """Draw these tiles as a card's picture, as large as the card allows."""
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=INCHES)
         ax = figure.add_axes((0.04, 0.06, 0.92, 0.88))

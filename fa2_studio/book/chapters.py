@@ -1,4 +1,4 @@
-"""The chapters in reading order, and the navigation bar at the top and the end of every notebook."""
+"""The chapters in reading order, and the navigation bar at the beginning and the end of each notebook."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +48,7 @@ CHAPTERS = [
     Chapter("D_numbers", "Numbers", "Which digits of a result can I trust?"),
 ]
 
-PARTS = {  # part of the book: the numbers of its chapters
+PARTS = {  # {part of the book: numbers of its chapters}
     "I · The method": "00 01 02 03 04 05",
     "II · The machine": "06 07",
     "III · Triton": "08 09 10 11",
@@ -59,12 +59,12 @@ PARTS = {  # part of the book: the numbers of its chapters
 
 
 def written() -> list[Chapter]:
-    """Return the chapters that have a text in notebooks/text."""
+    """Return the chapters whose text exists in notebooks/text."""
     return [c for c in CHAPTERS if (TEXT / f"{c.name}.py").exists()]
 
 
 def navigation(name: str, chapters: list[Chapter]) -> str:
-    """Return the navigation bar of one chapter: links to the chapter before, the map, and the chapter after."""
+    """Return a chapter's navigation bar, with links to the previous chapter, the map and the next chapter."""
     names = [c.name for c in chapters]
     here = names.index(name)
     parts = []

@@ -1,6 +1,6 @@
-"""Draw the climb as a moving picture: one bar goes through the speeds of all rungs, above a list of six jumps.
+"""Draw the climb as a moving picture: one bar moves through the speeds of all rungs, above a list of six jumps.
 
-`climb_svg(**climb_data())` takes every number from the record of the ladder.
+`climb_svg(**climb_data())` draws it from numbers that all come from the ladder's record.
 """
 
 from html import escape
@@ -11,7 +11,7 @@ import numpy as np
 from fa2_lab.plots import climb
 from fa2_lab.plots.climb import RungSpeeds
 
-JUMPS = {  # number of the jump's last rung: number of changes, a description
+JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
     "03": (3, "Scores stay on the chip, rows in parallel"),
     "05": (1, "O is divided once, so a third program fits on an SM"),
     "10": (1, "The copies of two tiles run ahead"),
@@ -19,7 +19,7 @@ JUMPS = {  # number of the jump's last rung: number of changes, a description
     "18": (1, "A tile has 128 keys instead of 64"),
     "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
 }
-LOST = 0.02  # a change that makes the kernel slower by more than this share of the peer's speed has an arrow
+LOST = 0.02  # a change that costs more than this share of the peer's speed is marked with an arrow
 
 
 class Jump(NamedTuple):
@@ -52,11 +52,11 @@ FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,"DejaVu Sans"
 LIGHT = "svg{--card:#fff;--edge:#d9dce0;--ink:#1f2328;--quiet:#59636e;--empty:#eff1f3;--ours:#6a3d9a}"
 DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:#232932;--ours:#b48ce0}"
 MIDDLE, END_OF = ' text-anchor="middle"', ' text-anchor="end"'
-SOFT = 0.1  # the seconds that a fade takes
+SOFT = 0.1  # duration of a fade in seconds
 
 
 def format_number(x: float) -> str:
-    """Return a number with at most two decimals, as short as possible."""
+    """Format a number as briefly as possible, with at most two decimals."""
     return f"{x:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
 
 
@@ -65,17 +65,17 @@ def svg_text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
 
 
 class Animation:
-    """Collect the keyframes of all elements that move, in a loop of `seconds`.
+    """Collect the keyframes of all moving elements, for a loop of `seconds`.
 
-    The attributes of an element show its last frame, and only keyframes take it back to the start. Therefore, where
-    nothing moves, as in print, readers see the result.
+    An element's attributes describe its last frame, and only keyframes return it to the start. If nothing moves, as in
+    print, readers therefore see the result.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rules = seconds, list[str]()
 
     def play(self, name: str, stops: list[tuple]) -> str:
-        """Return the attribute that plays keyframes. Each stop is (seconds, style at that time, easing after it)."""
+        """Return the attribute that plays keyframes. A stop is (seconds, style at this time, easing that follows)."""
         frames = ""
         for t, what, *how in stops:
             share = f"{100 * t / self.seconds:.2f}".rstrip("0").rstrip(".")
@@ -85,7 +85,7 @@ class Animation:
         return f' style="animation:{name} {self.seconds:g}s linear infinite"'
 
     def shown(self, name: str, a: float, b: float | None = None) -> str:
-        """Return attributes that show an element from a until b, with fades. With b = None, it stays to the end."""
+        """Return attributes that fade an element in at time a and out at time b. If b is None, it stays to the end."""
         begin = [(0, "opacity:0"), (a, "opacity:0"), (a + SOFT, "opacity:1")] if a else [(0, "opacity:1")]
         if b is None:
             return self.play(name, [*begin, (self.seconds, "opacity:1")])
@@ -93,19 +93,19 @@ class Animation:
         return ' opacity="0"' + self.play(name, [*begin, *end])
 
     def cut(self, name: str, a: float, b: float | None) -> str:
-        """Return attributes that show an element from a until b without fades. With b = None, it stays to the end."""
+        """Return attributes that show an element from a to b without fades. If b is None, it stays to the end."""
         stops = [(0, "opacity:0", "step-end")] * (a > 0) + [(a, "opacity:1", "step-end")]
         if b is None:
             return self.play(name, [*stops, (self.seconds, "opacity:1")])
         return ' opacity="0"' + self.play(name, [*stops, (b, "opacity:0"), (self.seconds, "opacity:0")])
 
     def lit(self, name: str, a: float) -> str:
-        """Return the attribute that makes an element grey until a, and shows it in its own colours after that."""
+        """Return the attribute that makes an element grey until time a, and then shows it in colour."""
         grey, full = "opacity:.45;filter:grayscale(1)", "opacity:1;filter:grayscale(0)"
         return self.play(name, [(0, grey), (a, grey), (a + SOFT, full), (self.seconds, full)])
 
     def svg(self, w: int, h: int, title: str, words: str, looks: str, drawing: str) -> str:
-        """Return the whole picture on a card, which adapts to dark pages, print and readers who want no motion."""
+        """Return the whole picture on a card, which adapts to dark pages, print and a preference for reduced motion."""
         still = [
             f"@media {when}{{*{{animation:none!important}}}}" for when in ("print", "(prefers-reduced-motion:reduce)")
         ]
@@ -122,8 +122,9 @@ class Animation:
 
 # Time and places ------------------------------------------------------------------------------------------------
 
-START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
-MOVE = 0.2  # the seconds of these in which the bar moves
+# Duration in seconds of the first rung, a change, a jump and the last rung.
+START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8
+MOVE = 0.2  # part of these durations in which the bar moves
 W, H = 1200, 630
 X, WIDTH = 40, 1120  # the left edge and the width of the bar's background
 BAR_Y, BAR_H = 182, 52
@@ -140,7 +141,7 @@ LOOKS = """
 
 
 def start_times(rungs: list[RungSpeeds]) -> list[float]:
-    """Return the times at which each rung begins, and the end of the loop, in seconds."""
+    """Return the times in seconds at which the rungs begin and at which the loop ends."""
     at = [0.0, START]
     for rung in rungs[1:-1]:
         at.append(at[-1] + (JUMP if rung.number in JUMPS else SMALL))
@@ -156,7 +157,7 @@ def loop_seconds() -> float:
 
 
 def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
-    """Return the moving picture as SVG. Where nothing moves, it shows the last rung and all jumps."""
+    """Return the moving picture as SVG. Without motion, it shows the last rung and all jumps."""
     at = start_times(rungs)
     film, name = Animation(at[-1]), peer[0]
     shares = [rung.full / peer[1] for rung in rungs]
@@ -185,7 +186,7 @@ def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: li
 
 
 def bar_keyframes(places: list[str], at: list[float]) -> list[tuple]:
-    """Return keyframes for an element that moves with the bar. `places` has its style at each rung."""
+    """Return keyframes for an element that moves with the bar. `places` holds the element's style at each rung."""
     stops: list[tuple] = [(0, places[0])]
     for before, place, t in zip(places, places[1:], at[1:-1], strict=False):
         stops += [(t, before, "cubic-bezier(.4,0,.2,1)"), (t + MOVE, place)]
@@ -193,10 +194,10 @@ def bar_keyframes(places: list[str], at: list[float]) -> list[tuple]:
 
 
 def bar_svg(film: Animation, rungs: list[RungSpeeds], shares: list[float], at: list[float]) -> str:
-    """Return the bar, in which each part has the look of the change that reached it first.
+    """Return the bar, in which each part is styled by the change that reached it first.
 
-    The first rung's part is grey and has its percentage. The part of a jump has the jump's number, and the parts of all
-    other changes are pale. A cover in the colour of the background moves with the bar's end.
+    The first rung's part is grey and labelled with its percentage. Jumps are labelled with their numbers, and the parts
+    of all other changes are pale. A cover in the background colour moves with the bar's end.
     """
     parts, best = "", 0.0
     jumps = list(JUMPS)
@@ -218,7 +219,7 @@ def bar_svg(film: Animation, rungs: list[RungSpeeds], shares: list[float], at: l
 
 
 def loss_arrows_svg(film: Animation, shares: list[float], at: list[float]) -> str:
-    """Return an arrow below the bar for each change that loses speed, and the last frame's line, which names them."""
+    """Return an arrow below the bar for each change that loses speed, and the last frame's line about these changes."""
     lost = [k for k in range(1, len(shares)) if shares[k - 1] - shares[k] > LOST]
     arrows = ""
     for nth, k in enumerate(lost):
@@ -230,9 +231,9 @@ def loss_arrows_svg(film: Animation, shares: list[float], at: list[float]) -> st
 
 
 def percentage_svg(film: Animation, shares: list[float], at: list[float]) -> str:
-    """Return each rung's speed as a percentage of the peer's. It is above the end of the bar and moves with it.
+    """Return each rung's speed as a percentage of the peer's speed. The label moves with the end of the bar, above it.
 
-    From the peer's speed on, it is on the right of the line.
+    Once the bar passes the peer's speed, the label is to the right of the line.
     """
     ends = [X + (FULL + 140 if share > 1 else np.clip(FULL * share, 80, FULL - 10)) for share in shares]
     play = film.play("m", bar_keyframes([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
@@ -244,12 +245,12 @@ def percentage_svg(film: Animation, shares: list[float], at: list[float]) -> str
 
 
 def shown_between(k: int, at: list[float]) -> tuple[float, float | None]:
-    """Return the times between which the words of rung k are shown. They change in the middle of the bar's move."""
+    """Return the times between which rung k's text is shown. The text changes halfway through the bar's movement."""
     return at[k] + MOVE / 2 if k else 0, None if k == len(at) - 2 else at[k + 1] + MOVE / 2
 
 
 def change_line_svg(film: Animation, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
-    """Return the line below the bar that describes the change of rung k while this rung is shown."""
+    """Return the line below the bar that describes rung k's change, which is visible while this rung is shown."""
     before = f"change {k - 1}" if k > 1 else "standard attention"
     factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
     words = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
@@ -258,7 +259,7 @@ def change_line_svg(film: Animation, rungs: list[RungSpeeds], k: int, at: list[f
 
 
 def jump_row_svg(film: Animation, k: int, jump: Jump, t: float, peer: float) -> str:
-    """Return the row of a jump, which is grey until time t. It has the jump's factor, description and both speeds."""
+    """Return a jump's row with its factor, its description and both speeds. The row is grey until time t."""
     y, t = ROW_Y + k * ROW_H, t + MOVE / 2
     ground = f'<rect x="{X - 12}" y="{y}" width="{WIDTH + 24}" height="{ROW_H}" rx="8" class="e"'
     return f"{ground}{film.shown(f'l{k}', t, t + JUMP + 0.15)}/><g{film.lit(f'r{k}', t)}>" + (

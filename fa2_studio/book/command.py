@@ -10,7 +10,7 @@ from fa2_studio.book.chapters import Chapter, written
 
 
 def main(argv: list[str]) -> int:
-    """Run the book's notebooks on this machine and print a verdict for each."""
+    """Run the book's notebooks on this machine, or render the book, and print the results."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab book", description="Run the notebooks on this machine and print a verdict for each."
     )
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def check_extra(what: str) -> None:
-    """Refuse to render if the extra `site` is not installed."""
+    """Raise ValueError if the extra `site`, which rendering needs, is not installed."""
     missing = [module for module in ("sphinx", "myst_nb", "sphinx_book_theme") if find_spec(module) is None]
     if missing:
         raise ValueError(f"book {what} needs {', '.join(missing)}, which is not installed: pip install -e '.[site]'")

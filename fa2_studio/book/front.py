@@ -1,4 +1,4 @@
-"""The first page of the site: a moving picture, three ways in, the results, the climb, and a card per chapter."""
+"""The site's first page: a moving picture, three starting points, the results, the climb, and a card per chapter."""
 
 from html import escape
 from pathlib import Path
@@ -17,7 +17,7 @@ SENTENCE = (
     "Standard attention writes down every score. FlashAttention-2 keeps one small tile of them at a time, and its "
     "answer is the same."
 )
-WAYS = (  # what a reader wants to do, the page to begin with, and a sentence
+WAYS = (  # (the reader's goal, the page to begin with, a sentence)
     ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrices only."),
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
@@ -33,7 +33,7 @@ SHEET = "One sheet of A1, as PDF"
 
 
 def front_page(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:
-    """Return the page in Markdown, most of which is HTML. A link's preview needs the site's own `address`."""
+    """Return the page in Markdown, most of which is HTML. `address` is the site's address, needed for link previews."""
     data = climb.data()
     peer, full, _ = data["peer"]
     share = data["rungs"][-1].full / full
@@ -76,20 +76,20 @@ myst:
 
 
 def picture_html(name: str, alt: str, kind: str = "") -> str:
-    """Return a picture with its version for phones. The files themselves adapt to dark pages."""
+    """Return a picture as HTML, with a separate version for phones. The files themselves adapt to dark pages."""
     phone = f'<source media="(max-width: 600px)" srcset="figures/{PHONE}/{name}.svg">'
     return f'<picture class="{kind}">{phone}<img src="figures/{name}.svg" alt="{escape(alt)}"></picture>'
 
 
 def picture_description(name: str) -> str:
-    """Return the description inside a picture of figures/."""
+    """Return the description stored inside a picture in figures/."""
     return ElementTree.parse(FIGURES / f"{name}.svg").findtext("{http://www.w3.org/2000/svg}desc", "")
 
 
 def figure_frame(name: str, ask: str = "", wide: bool = True) -> str:
-    """Return an interactive figure in a frame, with its still for print and for browsers without scripts.
+    """Return an interactive figure in a frame, with a static figure for print and for browsers without scripts.
 
-    With `wide=False`, a wide figure also stays in the column of text.
+    With `wide=False`, even a wide figure stays within the text column.
     """
     still = picture_html(live.STILLS[name], live.page_texts(name)[1], "still")
     title, sentence, _ = map(escape, live.page_texts(name))
@@ -101,7 +101,7 @@ def figure_frame(name: str, ask: str = "", wide: bool = True) -> str:
 
 
 def html_block(name: str, *inside: str) -> str:
-    """Return HTML that Markdown leaves alone, without empty lines or indentation."""
+    """Return a block of HTML without empty lines or indentation, which Markdown leaves unchanged."""
     return f'<div class="{name}">\n' + "\n".join(inside) + "\n</div>"
 
 
@@ -111,7 +111,7 @@ def way_in_html(name: str, target: str, words: str, assignments: list[str]) -> s
 
 
 def part_html(title: str, numbers: str) -> str:
-    """Return a part of the book, with a card for each chapter."""
+    """Return the section for one part of the book, with a card for each chapter."""
     chapters = [chapter for chapter in written() if chapter.number in numbers.split()]
     return f"## {title}\n\n{html_block('cards', *map(card_html, chapters))}" if chapters else ""
 

@@ -1,4 +1,4 @@
-"""Show listings of the Hopper kernels, and the ladder's record rung by rung, in chapters 12a, 12b and 13."""
+"""For chapters 12a, 12b and 13, show listings of the Hopper kernels and, rung by rung, the ladder's record."""
 
 import ast
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fa2_lab.tools import rung_diff
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 PEER = "FlashAttention-3"
 BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-WIDTH = 92  # letters of a line that a notebook on GitHub shows without scrolling
+WIDTH = 92  # number of letters that a notebook on GitHub shows per line without scrolling
 COMPILED = {"programs": "programs on an SM"}
 
 
@@ -26,7 +26,7 @@ COMPILED = {"programs": "programs on an SM"}
 
 
 def lines_of(file: str, name: str) -> list[str]:
-    """Return the lines of a function, class, method or constant in a file of kernels/, with the comment above it."""
+    """Return the lines of a function, class, method or constant in a file of kernels/, with any comment above it."""
     lines = (PACKAGE / "kernels" / file).read_text(encoding="utf-8").splitlines()
     nodes = ast.parse("\n".join(lines)).body
     for part in name.split("."):
@@ -43,7 +43,7 @@ def lines_of(file: str, name: str) -> list[str]:
 
 
 def names_of(node: ast.AST) -> set[str]:
-    """Return the names that a definition or an assignment defines."""
+    """Return the names bound by a definition or an assignment."""
     if hasattr(node, "name"):
         return {node.name}
     targets = getattr(node, "targets", [getattr(node, "target", node)])
@@ -53,7 +53,8 @@ def names_of(node: ast.AST) -> set[str]:
 def read(file: str, *names: str, begin: str = "", end: str = "", off: str = "") -> None:
     """Show definitions from a file in kernels/.
 
-    `begin` and `end` are the beginnings of the first and the last line to show. Branches under `if {off}` are hidden.
+    The listing starts at the first line that begins with `begin`, and stops at the first line that begins with `end`.
+    Branches under `if {off}` are hidden.
     """
     listing = "\n\n".join("\n".join(lines_of(file, name)) for name in names).split("\n")
     if off:
@@ -67,8 +68,9 @@ def read(file: str, *names: str, begin: str = "", end: str = "", off: str = "") 
 
 
 def without(listing: list[str], condition: str) -> list[str]:
-    """Return the lines without the branches under `if condition`. Lines under its else move four columns left."""
-    shown, hidden, moved = [], None, None  # the indentation of the `if` whose branch is hidden; whose else is moved
+    """Remove the branches under `if condition`, and move the lines of their `else` branches four columns left."""
+    # `hidden` and `moved` hold the indentation of the `if` whose branch is hidden or whose `else` branch is moved.
+    shown, hidden, moved = [], None, None
     for line in listing:
         depth = len(line) - len(line.lstrip())
         if hidden is not None and depth > hidden:
@@ -93,12 +95,12 @@ def show_code(text: str, language: str = "python") -> None:
 
 
 def fitted(text: str, edge: int = 0) -> list[str]:
-    """Return a listing's lines, of which none is longer than WIDTH, as far as that is possible.
+    """Break a listing's lines so that, as far as possible, none is longer than WIDTH.
 
-    The first `edge` letters of a line are repeated if it is broken. If a line of a comment or of a paragraph in a
-    docstring is too long, all of its lines are wrapped again, so that none of them ends after a few words.
+    If a line is broken, its first `edge` letters are repeated. If a line of a comment or of a docstring's paragraph is
+    too long, the whole comment or paragraph is wrapped again, so that no line ends after a few words.
     """
-    quoted, known = "", []  # where a line begins: in a docstring, in another string of several lines, or in neither
+    quoted, known = "", []  # what a line begins in: "docstring", another multi-line "string", or neither ("")
     for line in text.split("\n"):
         code = line[edge:]
         now = quoted or ("docstring" if code.lstrip().startswith('"""') else "")
@@ -119,7 +121,7 @@ def fitted(text: str, edge: int = 0) -> list[str]:
 
 
 def paragraph(n: int, now: str, line: str, edge: int) -> tuple:
-    """Return a key that line n shares with its neighbours only if all of them belong to one comment or paragraph."""
+    """Return a key that line n shares with neighbouring lines only if they belong to the same comment or paragraph."""
     code = line[edge:].strip()
     indent = line[: len(line) - len(line[edge:].lstrip())]
     flows = code not in ("", '"""') if now == "docstring" else not now and code.startswith("# ")
@@ -127,10 +129,10 @@ def paragraph(n: int, now: str, line: str, edge: int) -> tuple:
 
 
 def shorter(line: str, words: bool = False) -> list[str]:
-    """Return a line of code as lines of at most WIDTH letters.
+    """Break a line of code into lines of at most WIDTH letters.
 
-    A line of `words` is broken between two of them, and code after its last comma within the fewest brackets. A comment
-    stays at the end if it has room there, and otherwise is above the code.
+    Text (`words`) is broken between words, and code after the last comma that is nested in the fewest brackets. A
+    comment stays at the end of the last line if it fits there, and is placed above the code otherwise.
     """
     code, sign, comment = line.partition("  # ")
     indent = " " * (len(line) - len(line.lstrip()))
@@ -154,7 +156,7 @@ def shorter(line: str, words: bool = False) -> list[str]:
 
 
 def change(old: str, new: str, *names: str) -> None:
-    """Show what rung `new` changes in these functions of rung `old`, as a diff."""
+    """Show as a diff how rung `new` changes these functions of rung `old`."""
     old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
     known = {name for node in ast.parse(rung_diff.source(old)).body for name in names_of(node)}
     parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
@@ -162,9 +164,9 @@ def change(old: str, new: str, *names: str) -> None:
 
 
 def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str.strip) -> list[str]:
-    """Return the lines that differ, marked by − or +, with "…" for longer stretches of equal lines.
+    """Return the differing lines, marked by − or +, with "…" in place of longer stretches of equal lines.
 
-    `seen` returns the part of a line that is compared: by default, all but its indentation.
+    `seen` returns the part of a line to compare. By default, only the indentation is ignored.
     """
     before, after = ([line for line in lines if line.strip()] for lines in (before, after))
     matcher = SequenceMatcher(a=[*map(seen, before)], b=[*map(seen, after)], autojunk=False)
@@ -181,7 +183,7 @@ def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str
 
 
 class Climb:
-    """The ladder's record at 16,384 tokens and N = 4,096. Its counters are for d = 128 without a mask."""
+    """The ladder's record for 16,384 tokens in sequences of N = 4,096. Its counters are for d = 128 without a mask."""
 
     def __init__(self) -> None:
         self.record = climbed.load(climbed.SUITE)
@@ -189,12 +191,12 @@ class Climb:
         self.shapes = {(d, causal): reasons.table_row(self.record, causal, d) for d, causal in shapes}
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
-        """Return the speed of a rung divided by the speed of rung `old`, or of the rung before it."""
+        """Return a rung's speed divided by the speed of rung `old` or, by default, of the previous rung."""
         new = full_name(new)
         return self.shapes[d, causal].ratio(new, full_name(old) if old else climbed.before(new))
 
     def value(self, name: str, what: str) -> float:
-        """Return a counter of a rung or a number of its compiled kernel. The clock is SM cycles divided by time."""
+        """Return a rung's counter or a property of its compiled kernel. The clock is SM cycles divided by time."""
         name = full_name(name)
         if what == "clock, GHz":
             milliseconds = np.median(self.shapes[128, False].values[name])
@@ -204,7 +206,7 @@ class Climb:
         return reasons.counters(self.record, name)[what]
 
     def table(self, *names: str) -> None:
-        """Print the TFLOP/s of each rung, and its percentage of FlashAttention-3's speed in the same run."""
+        """Print each rung's TFLOP/s, also as a percentage of FlashAttention-3's speed in the same run."""
         titles = [f"d = {d}{', causal' if causal else ''}" for d, causal in self.shapes]
         print(f"{'':22}" + "".join(f"{title:>16}" for title in titles))
         for name in map(full_name, names):
@@ -212,7 +214,7 @@ class Climb:
             print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
 
     def step(self, number: str, *counters: str) -> None:
-        """Print a rung beside the rung before it: the reason for the change, the speeds and the given counters."""
+        """Print a rung next to the previous one, with the reason for the change, the speeds and the given counters."""
         new = full_name(number)
         why = reasons.reason(new)
         print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
@@ -224,11 +226,11 @@ class Climb:
             print(f"{COMPILED.get(name, name)}: {short(a)} → {short(b)}  (× {b / a:.2f})")
 
     def compare(self, rung: str, what: str) -> float:
-        """Return a counter of a rung divided by the same counter of the rung before it."""
+        """Return a rung's counter divided by the same counter of the previous rung."""
         new = full_name(rung)
         return self.value(new, what) / self.value(climbed.before(new), what)
 
 
 def full_name(name: str) -> str:
-    """Return the full name of a rung that is given by its number. Any other name is returned as it is."""
+    """Return a rung's full name if `name` is its number, and any other name unchanged."""
     return ladder.find(name) if name[:1].isdigit() else name

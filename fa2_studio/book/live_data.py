@@ -1,4 +1,4 @@
-"""Write the data of the interactive figures: GPUs and compiled tiles for the playground, and the climb's rungs."""
+"""Write the data of the interactive figures: GPUs and compiled tiles for the playground, and rungs for the climb."""
 
 import json
 from dataclasses import fields
@@ -18,8 +18,9 @@ def data_script() -> str:
 
 
 def measured_script() -> str:
-    """Return the text of figures/live/measured.js: the measured milliseconds of one pass and of two passes over dQ,
-    without a mask and with a causal one, and the setting.
+    """Return the text of figures/live/measured.js, with the setting and the measured milliseconds for computing dQ.
+
+    The times are those of one pass and of two passes, each with and without a causal mask.
     """
     record = load("ladder")
     rows = {row.problem["causal"]: row for row in record.rows if row.direction == "backward"}
@@ -54,8 +55,10 @@ PEERS = {"FlashAttention-3": "FlashAttention-3", "cuDNN": "cuDNN", "triton_tutor
 
 
 def climb_data() -> dict:
-    """Return each rung of the record: its reason, prediction and speed, its counters beside those of the rung before,
-    and its change in code.
+    """Return the data for each rung in the record.
+
+    Each rung has its reason, its prediction, its speed, its counters next to those of the previous rung, and the change
+    in its code.
     """
     record = load("ladder")
     rows = {shape: reasons.table_row(record, causal, d) for shape, (causal, d) in SHAPES.items()}
@@ -83,7 +86,7 @@ def climb_data() -> dict:
 
 
 def explain_change(record: Record, before: str | None, name: str) -> dict:
-    """Return what limited the rung before, what the change removes, why it should help, and what was predicted."""
+    """Return what limited the previous rung, what the change removes, why it should help, and what was predicted."""
     reason = reasons.reason(name)
     if before is None:
         return dict(cause="", limit="", removes="", why=reason.why, predicted={}, missed={}, compiled={})
@@ -96,7 +99,7 @@ def explain_change(record: Record, before: str | None, name: str) -> dict:
 
 
 def compare_compiled(before: str, name: str, causal: bool, d: int) -> str:
-    """Return a sentence that compares two compiled rungs: programs per SM, registers and instructions per tile."""
+    """Return a sentence that compares two compiled rungs by programs per SM, registers and instructions per tile."""
     old, new = (reasons.facts().get((rung, causal, d)) for rung in (before, name))
     if old is None or new is None:
         return ""
@@ -109,7 +112,7 @@ def speeds_of_rung(speeds: dict, name: str) -> dict[str, float]:
 
 
 def counters_of(record: Record) -> dict[str, dict[str, float]]:
-    """Return {rung: {counter: value}} without a mask."""
+    """Return {rung: {counter: value}} for the measurements without a mask."""
     found = {}
     for name in ladder.RUNGS:
         values = reasons.counters(record, name)
@@ -119,7 +122,7 @@ def counters_of(record: Record) -> dict[str, dict[str, float]]:
     return found
 
 
-COUNTERS = {  # name in the record: name on the page, divisor, unit, decimals
+COUNTERS = {  # {name in the record: (name on the page, divisor, unit, decimals)}
     "DRAM bytes": ("HBM, read and written", 1e9, "GB", 1),
     "L2 bytes": ("through the L2 cache", 1e9, "GB", 1),
     "SM cycles": ("million clocks of an SM", 1e6, "", 2),
@@ -131,7 +134,7 @@ COUNTERS = {  # name in the record: name on the page, divisor, unit, decimals
 
 
 def changed_counters(before: dict[str, float], now: dict[str, float]) -> list[list]:
-    """Return the two counters that changed most, then the time in which tensor cores are at work.
+    """Return the two counters that changed most, followed by the share of time in which the tensor cores are busy.
 
     Each row is [name, value before, value now, unit, decimals].
     """
@@ -165,7 +168,7 @@ STALLS = {
 
 
 def limit_sentence(values: dict[str, float] | None) -> str:
-    """Return a sentence on what limited a rung: how busy the tensor cores were, and what its warps waited for most."""
+    """Return a sentence on a rung's limits: how busy its tensor cores were, and what its warps waited for most."""
     stalls = {name.removeprefix("stall: "): x for name, x in (values or {}).items() if name.startswith("stall: ")}
     if not stalls:
         return ""
@@ -176,13 +179,13 @@ def limit_sentence(values: dict[str, float] | None) -> str:
 
 # A rung's change in code ----------------------------------------------------------------------------------------
 
-LINES = 14  # the most lines of a difference that are shown at once
+LINES = 14  # the most lines of a diff shown at the same time
 
 
 def diff_lines(before: str, name: str) -> list[str]:
-    """Return the lines that differ between two rungs, each after its mark: +, − or a blank.
+    """Return the lines that differ between two rungs, each preceded by +, − or a blank.
 
-    "…" stands for longer stretches of equal lines. A line with only a new comment counts as equal.
+    "…" stands for longer stretches of equal lines. A line in which only the comment changed counts as equal.
     """
     shown = marked(rung_diff.code(before), rung_diff.code(name), lambda line: line.split("  # ")[0].strip())
     lines = ["…" if line == "  …" else line[0] + line[2:] for line in shown]
@@ -196,7 +199,7 @@ def first_kernel(name: str) -> list[str]:
 
 
 def diff_excerpt(lines: list[str]) -> list[str]:
-    """Return at most LINES lines of a difference, beginning at the part that contains most new code."""
+    """Return at most LINES lines of a diff, beginning at the part with the most new code."""
     starts = [0, *(n + 1 for n, line in enumerate(lines) if line == "…")]
     best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + LINES])))
     shown = lines[best : best + LINES]
@@ -204,6 +207,6 @@ def diff_excerpt(lines: list[str]) -> list[str]:
 
 
 def is_new_code(line: str) -> bool:
-    """Return whether a line of a difference is new, and neither an import, a comment nor a decorator."""
+    """Return True if a line of a diff is new and is not an import, a comment or a decorator."""
     code = line[1:].strip()
     return line[0] == "+" and len(code) > 3 and not code.startswith(("#", '"""', "import", "from", "@"))

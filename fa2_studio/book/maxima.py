@@ -1,7 +1,7 @@
 """The exercise of chapter 12a: a kernel in Gluon, of which the reader writes one function.
 
-The function first runs on NumPy, where a small model replaces the functions of Gluon. The model can name mistakes such
-as a wait that never ends, or a tile that is read too early. Then the whole kernel is compiled for Hopper.
+The function first runs on NumPy, with a small model in place of Gluon's functions. This model detects mistakes such as
+a wait that never ends or a tile that is read too early. Then the whole kernel is compiled for Hopper.
 """
 
 import re
@@ -62,7 +62,7 @@ return gl.max(s, 1)"""
 
 
 def judge(source: str) -> str:
-    """Return whether a reader's `tile_maxima` is right, or what is wrong with it, in words."""
+    """Return "right", or a sentence that describes what is wrong with a reader's `tile_maxima`."""
     if re.search(r"^(def .*:)? +\.\.\.$", source, re.MULTILINE):
         return invitation("tile_maxima")
     if wrong := on_numpy(source):
@@ -76,7 +76,7 @@ def judge(source: str) -> str:
 
 
 class SharedTile(np.ndarray):
-    """A tile of shared memory: an array that has Gluon's `permute`, and raises an error for NumPy's `T`."""
+    """A tile of shared memory: an array that supports Gluon's `permute` and raises an error for NumPy's `T`."""
 
     def permute(self, order: tuple[int, ...]) -> np.ndarray:
         return self.transpose(order)
@@ -87,9 +87,9 @@ class SharedTile(np.ndarray):
 
 
 def model_of_gluon(coming: list) -> dict:
-    """Return {name: model on NumPy} for everything of Gluon that the function may use.
+    """Return {name: NumPy model} for all parts of Gluon that the function may use.
 
-    `coming` is a list of the copies that have started and not arrived. They arrive in order, during a wait.
+    `coming` lists the copies that have started but not yet arrived. They arrive in order, during a wait.
     """
 
     def start_copy(X, place, barrier, tile, pred=True):
@@ -143,13 +143,13 @@ def model_of_gluon(coming: list) -> dict:
 
 
 def on_numpy(source: str) -> str:
-    """Run the function on three tiles, and return what is wrong, in words, or "" if nothing is."""
+    """Run the function on three tiles. Return a description of what is wrong, or "" if the result is right."""
     rows = np.random.default_rng(1).standard_normal((4, 64, 64))
     q, k = rows[0].view(SharedTile), np.full((64, 64), np.nan).view(SharedTile)
     K = SimpleNamespace(rows=rows[1:].reshape(192, 64), block_type=SimpleNamespace(nbytes=8192))
     arrived, m = Barrier("a copy", 1), np.full(64, -np.inf)
     arrived.arrive("copy engine")  # the copy of Q
-    words, zero = model_of_gluon([]), None  # the accumulator of products, which NumPy does not need
+    words, zero = model_of_gluon([]), None  # `zero` stands for the accumulator, which NumPy does not need
     exec(source, words)
     try:
         for j in range(3):
@@ -178,7 +178,7 @@ def on_numpy(source: str) -> str:
 
 
 def compiled_for_hopper(source: str) -> str:
-    """Compile the whole kernel for Hopper, and return what is wrong, in words, or "" if nothing is."""
+    """Compile the whole kernel for Hopper. Return a description of what is wrong, or "" if nothing is."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "mine.py")
         file.write_text(IMPORTS + "@gluon.jit\n" + source + KERNEL + HOST, encoding="utf-8")

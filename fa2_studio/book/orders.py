@@ -1,4 +1,4 @@
-"""Check what readers write in chapters 12b and 13: an order of copies, and the order of work in a backward step."""
+"""Check the reader's solutions in chapters 12b and 13: an order of copies, and the order of work in a backward step."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -26,7 +26,7 @@ CONSUMERS = ("consumer 0", "consumer 1")
 def judge_copies(copies: Callable, T: int = 4) -> None:
     """Print whether a producer of T tiles neither hangs nor overwrites a tile that is still needed.
 
-    It runs with one, two and three stages, in 100 random orders of events each.
+    The producer runs with one, two and three stages, each time with 100 random orders of events.
     """
     verdict(lambda: try_copies(copies, T))
 
@@ -48,7 +48,7 @@ def try_copies(copies: Callable, T: int) -> str:
 
 
 def well_formed(producer: Iterator) -> Iterator[tuple]:
-    """Yield what a producer yields. Raises RuntimeError if any of it is not a wait."""
+    """Yield what a producer yields. Raises RuntimeError for anything that is not a wait."""
     for wait in producer:
         if not isinstance(wait, tuple):
             raise RuntimeError(
@@ -60,7 +60,7 @@ def well_formed(producer: Iterator) -> Iterator[tuple]:
 def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
     """Run a consumer that waits for the first tile of V before it releases the first tile of K.
 
-    Raises RuntimeError if a tile is overwritten before it was read.
+    Raises RuntimeError if a tile is overwritten before it has been read.
     """
 
     def read(ring, n):
@@ -88,14 +88,15 @@ NEEDS = {"S": "", "P": "S", "dP": "", "dV": "P", "dK": "P dP", "dQ": "P dP", "ad
 class Watched(Block):
     """A thread block that raises RuntimeError if a job starts before its operands exist.
 
-    The unit `slow` takes 20 times as long as usual for the consumers in `whose`, so that a missing wait shows. If it is
-    slow for only one consumer, a missing wait for the other consumer also shows.
+    To reveal a missing wait, the unit `slow` takes 20 times as long as usual for the consumers in `whose`. Slowing down
+    only one consumer also reveals a missing wait for the other one.
     """
 
     def __init__(self, ds_filled: Barrier, slow: str, whose: tuple[str, ...]):
         super().__init__()
         self.ds_filled, self.slow, self.whose = ds_filled, slow, whose
-        self.begun: dict[tuple[str, str], tuple[float, int]] = {}  # (clock, number of jobs begun before)
+        # {(actor, label): (clock, number of jobs begun earlier)}
+        self.begun: dict[tuple[str, str], tuple[float, int]] = {}
 
     def start(self, unit: str, clocks: float, label: str, *more: Callable) -> Job:
         what, _, n = label.rpartition(" ")
@@ -118,7 +119,7 @@ class Watched(Block):
         return super().start(unit, 20 * clocks if slow else clocks, label, *more)
 
     def not_as_asked(self, steps: int) -> list[str]:
-        """Return how an order with right operands still differs from the order that the exercise asks for, in words."""
+        """Describe how an order whose operands are right still differs from the order that the exercise requires."""
         ended = {(job.actor, job.label): job.ended for job in self.jobs}
         found = []
         for c, n in product(CONSUMERS, range(steps - 1)):
@@ -133,7 +134,7 @@ class Watched(Block):
 
 
 def judge_step(order: Callable, T: int = 50) -> None:
-    """Print whether an order of the backward pass's step is complete and waits for all operands, and its time."""
+    """Print whether an order for the backward step is complete and waits for all operands, and a step's time."""
     verdict(lambda: try_step(order, T))
 
 

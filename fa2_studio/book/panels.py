@@ -1,4 +1,4 @@
-"""Prepare the pictures of figures/ for slides: whole, or in parts of one or more panels."""
+"""Prepare the pictures of figures/ for slides, either whole or divided into parts of one or more panels."""
 
 import re
 from base64 import b64encode
@@ -10,11 +10,13 @@ from fa2_lab.tools.figures import PHONE, caption
 from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, figures_by_description
 
-BROAD, HALF, ROOM = 1208, 600, 590  # a picture's room in pixels: width of a slide, half of it, height
-READ, BESIDE, LARGE = 18, 17, 19  # letters in pixels: the smallest readable ones alone, or beside text, and large ones
+# The space for a picture in pixels: a slide's width, half of this width, and the height.
+BROAD, HALF, ROOM = 1208, 600, 590
+# Letter sizes in pixels: the smallest readable alone, the smallest readable beside text, and a large size.
+READ, BESIDE, LARGE = 18, 17, 19
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
-TITLES = (  # patterns for the titles of panels, and of groups of rows, which begin at the left edge
+TITLES = (  # patterns for the titles of panels and for the titles of row groups, which begin at the left edge
     re.compile(r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'),
     re.compile(r'<text style="font-weight: 700; font-size: 9\.75px[^>]* x="\d\.\d*" y="([\d.]+)"'),
 )
@@ -23,16 +25,16 @@ TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
 
 
 def static_svg(still: str) -> str:
-    """Return the static figure of an interactive one for the handout, without the card that it has in a notebook."""
+    """Return an interactive figure's static version for the handout, without the card drawn around it in a notebook."""
     shown = re.search(r'<img alt="([^"]*)"[^>]*>', still)
     name = shown and figures_by_description().get(unescape(shown[1]))
     return still.replace(shown[0], print_svg(name)) if name else still
 
 
 def figure_svg(name: str, folder: str = "") -> str:
-    """Return a picture of figures/ as SVG: the edition for a page, or with a folder, the one for a phone.
+    """Return a picture of figures/ as SVG: the version for a page or, if `folder` is given, the one for a phone.
 
-    The line with its source is left out, because it would be too small on a slide.
+    The source line is left out, because it would be too small to read on a slide.
     """
     svg = (FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8")
     bare = re.sub('<text class="source".*?</text>\n', "", svg)
@@ -40,7 +42,7 @@ def figure_svg(name: str, folder: str = "") -> str:
 
 
 def shorter(view: re.Match) -> str:
-    """Return the attributes for the size of a picture without its source."""
+    """Return the size attributes of a picture after its source line has been removed."""
     high = float(view[2]) - SOURCE
     return f'height="{high / 0.75:g}" viewBox="0 0 {view[1]} {high:g}"'
 
@@ -60,9 +62,9 @@ def figure_headline(name: str) -> str:
 
 
 def without_headline(svg: str, *, panel: bool = False) -> str:
-    """Return a picture, or its first part, without the headline, which is the title of its slide.
+    """Remove the headline from a picture or from its first part, because the slide's title repeats it.
 
-    A `panel` begins at its own title, as the panel beside it does.
+    If `panel` is set, the result begins at the panel's title, in line with the panel beside it.
     """
     start, stop = svg.index(">", svg.index("<svg")) + 1, svg.rindex("</svg>")
     lines = [float(y) for y in HEADLINE.findall(svg)]
@@ -76,16 +78,16 @@ def without_headline(svg: str, *, panel: bool = False) -> str:
 
 
 def print_svg(name: str) -> str:
-    """Return a picture for the handout: the whole edition for a page, without dark colours, at the end if it moves."""
+    """Return a picture for the handout: the whole page version in light colours, and at its end if it moves."""
     light = re.sub(r"<style>@media.*?</style>", "", figure_svg(name), count=1, flags=re.DOTALL)
     still = light.replace("@media print{*{animation:none!important}}", "*{animation:none!important}")
     return image_html(still, name, " class=paper")
 
 
 def parts_of_figure(name: str) -> list[str]:
-    """Return a picture in as few parts as possible such that its letters are readable on a slide.
+    """Divide a picture into as few parts as possible whose letters are readable on a slide.
 
-    The edition for a page, without its headline, is preferred, unless it needs more parts than the edition for a phone.
+    The page version without its headline is preferred, unless it needs more parts than the phone version.
     """
     page, phone = figure_svg(name), figure_svg(name, PHONE)
     some = [split_panels(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
@@ -95,7 +97,7 @@ def parts_of_figure(name: str) -> list[str]:
 
 
 def pages_of_figure(name: str) -> list[list[str]]:
-    """Return the pictures of each slide: one, or the panels of the edition for a phone, in two columns."""
+    """Return the pictures on each slide, either a single picture or the phone version's panels in two columns."""
     some = [without_headline(part, panel=True) for part in split_panels(figure_svg(name, PHONE), TITLES[0], 0.2)]
     alone = parts_of_figure(name)
     together = is_tall(name) or (len(alone) > 1 and letter_size_in_columns(some) >= LARGE)
@@ -103,42 +105,43 @@ def pages_of_figure(name: str) -> list[list[str]]:
 
 
 def letter_size_in_columns(shown: list[str]) -> float:
-    """Return the size in pixels of the smallest letters of panels in two columns, below a headline of two lines."""
+    """Return the smallest letter size in pixels if these panels are in two columns below a two-line headline."""
     sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
     rows = [max(high for _, high in sizes[n : n + 2]) for n in range(0, len(sizes), 2)]
     return 13 * min(HALF / max(wide for wide, _ in sizes), (ROOM - 40) / sum(rows))
 
 
 def columns_html(shown: list[str], name: str) -> str:
-    """Return one picture, or panels in two columns that are as narrow as their common height requires."""
+    """Return one picture, or panels in two columns, which are narrowed until they fit the slide's height."""
     widest = max(float(SIZE.search(svg)[1]) for svg in shown)
     width = f' style="width: {letter_size_in_columns(shown) * widest / 13 / HALF:.0%}"' if len(shown) > 1 else ""
     return "".join(image_html(svg, name, width) for svg in shown)
 
 
 def is_tall(name: str) -> bool:
-    """Return whether a slide shows the edition for a phone, which leaves room for text beside it."""
+    """Return True if a slide shows the phone version, which leaves room for text beside it."""
     return bool(name) and parts_of_figure(name) == [without_headline(figure_svg(name, PHONE))]
 
 
 def letter_size(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:
-    """Return the size in pixels of the smallest letters of pictures on a slide of 1280 × 720.
+    """Return the smallest letter size in pixels of these pictures on a 1280 × 720 slide.
 
-    In the pictures themselves, the smallest letters have 13 pixels.
+    In the pictures themselves, the smallest letters are 13 pixels high.
     """
     sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
     return min(13 * min(across / wide, down / high) for wide, high in sizes)
 
 
 def split_panels(svg: str, titles: re.Pattern, most: float) -> list[str]:
-    """Return a picture in parts of one or more panels. Scaled to a slide's width, each is about `most` slides high.
+    """Divide a picture into parts of one or more panels. At a slide's width, each is about `most` slides high.
 
-    What is above the first group of rows, such as the axis, is repeated above each part.
+    Anything above the first group of rows, such as the axis, is repeated above each part.
     """
     cuts, high = sorted({float(y) for y in titles.findall(svg)}), float(VIEW.search(svg)[2])
     top = max(cuts[0] - 12, 0) if cuts and titles is TITLES[1] else 0.0
     most = most * ROOM / BROAD * float(VIEW.search(svg)[1]) - top
-    ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer: two lines of one title
+    # Titles that are closer together are two lines of one title.
+    ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]
     tops = [top]
     for end, after in pairwise(ends):
         if after - tops[-1] > most and end - tops[-1] > most / 4 and high - end > most / 3:
@@ -150,11 +153,12 @@ def split_panels(svg: str, titles: re.Pattern, most: float) -> list[str]:
 def cut_panel(page: str, top: float, end: float, head: float) -> str:
     """Return the part of a picture from `top` to `end`, below the picture's first `head` units.
 
-    If the part has no axis of its own, the axis at the picture's foot is repeated below it.
+    If the part has no axis of its own, the axis at the bottom of the picture is repeated below it.
     """
     start, stop = page.index(">", page.index("<svg")) + 1, page.rindex("</svg>")
     width, high = VIEW.search(page)[1], float(VIEW.search(page)[2])
-    rows = [float(y) for y, _ in set(TICK.findall(page))]  # equal numbers in one row count once: they are no axis
+    # Equal numbers in a row count once, because they are not an axis.
+    rows = [float(y) for y, _ in set(TICK.findall(page))]
     axis = next((y for y in rows if y > high - 25 and rows.count(y) > 2), None)
     own = end == high or any(end - 40 < y < end and rows.count(y) > 2 for y in rows)
     foot = high if own or axis is None else axis - 12

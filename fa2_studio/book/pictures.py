@@ -1,8 +1,8 @@
-"""Make the moving climb of README and site, and the data of the interactive figures.
+"""Make the moving climb for the README and the site, and the data of the interactive figures.
 
-Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for posting: the
-whole climb as GIF, and as PNG the card that a link to the site shows. The card contains the site's address if the
-environment variable SITE is set to it. It also renews README's picture of the interactive Algorithm 1, light and dark.
+Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for posting: a GIF of
+the whole climb, and a PNG of the card shown in link previews. If the environment variable SITE is set, the card
+contains the site's address. The README's light and dark pictures of the interactive Algorithm 1 are also renewed.
 """
 
 import base64
@@ -27,11 +27,12 @@ LOOP, CARD = "climb_loop", "card"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
 LIGHT = "--blink-settings=preferredColorScheme=1"
 STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
-PIECE, SHRINKS = "algorithm1", "step=54&theme={}&deck"  # README's interactive figure, when a row's sums shrink
-FRAME, FIRST = 0.08, 1.4  # seconds of one frame of the GIF, and of the result at its beginning
+# README's interactive figure, at the step where a row's sums shrink.
+PIECE, SHRINKS = "algorithm1", "step=54&theme={}&deck"
+FRAME, FIRST = 0.08, 1.4  # duration in seconds of a GIF frame, and of the result shown first
 
 TITLE = "FlashAttention-2, line by line"
-FACTS = (  # in pairs of lines, of which the first is bold
+FACTS = (  # pairs of lines, the first of which is bold
     *("The same output", "from one tile at a time"),
     *("Every line of the paper", "run, and checked in float64"),
     *("{first} → {last}", "of {peer}'s speed"),
@@ -44,15 +45,15 @@ LOOKS = """
 
 
 def generated_files() -> dict[str, str]:
-    """Return {path in figures/: content} of the moving climb and of the data."""
+    """Return {path in figures/: content} for the moving climb and the data files."""
     data = {"live/data.js": live_data.data_script(), "live/measured.js": live_data.measured_script()}
     return {f"{LOOP}.svg": climb_loop.climb_svg(**climb_loop.climb_data())} | data
 
 
 def render_frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
-    """Return the frames of a moving picture at these times in seconds.
+    """Return the frames that a moving picture shows at these times in seconds.
 
-    Chromium draws all frames on one page, one below the other.
+    Chromium draws all frames on a single page, one below another.
     """
     page = "<!doctype html><style>*{margin:0}img{display:block}</style>"
     for t in times:
@@ -69,7 +70,7 @@ def render_frames(browser: str, svg: str, times: list[float]) -> list[Image.Imag
 
 
 def preview_card() -> str:
-    """Return the card of the book as SVG: its title, the squares of README's moving picture, and three facts."""
+    """Return the book's preview card as SVG: the title, the squares of README's moving picture, and three facts."""
     drawn, hero = climb_loop.climb_data(), (ROOT / "figures" / "hero.svg").read_text(encoding="utf-8")
     first, last = (f"{drawn['rungs'][k].full / drawn['peer'][1]:.0%}" for k in (0, -1))
     still = re.sub("<svg [^>]*>", SQUARES, hero, count=1).replace("</style>", "*{animation:none!important}</style>", 1)
@@ -89,7 +90,7 @@ def preview_card() -> str:
 
 
 def still_of(browser: str, svg: str) -> bytes:
-    """Return a picture without motion as PNG. Its metadata has the fingerprint of the SVG that it was made from."""
+    """Return a picture without motion as PNG, whose metadata contains the fingerprint of the source SVG."""
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
     (image,) = render_frames(browser, svg, [0])
@@ -98,7 +99,7 @@ def still_of(browser: str, svg: str) -> bytes:
 
 
 def still_of_piece(browser: str, theme: str) -> bytes:
-    """Return README's interactive figure as PNG, at a step at which much can be seen."""
+    """Return README's interactive figure as PNG, at a step that shows many of its elements."""
     out = BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         html, png = Path(folder, "piece.html"), Path(folder, "piece.png")
@@ -116,9 +117,9 @@ def still_of_piece(browser: str, theme: str) -> bytes:
 
 
 def animated_gif(browser: str, svg: str) -> bytes:
-    """Return the whole loop as a GIF at two thirds of its size. Pillow merges equal frames into one long frame.
+    """Return the whole loop as a GIF at two thirds of its size. Pillow merges equal frames into a longer one.
 
-    It begins with the result, because a GIF's first frame is what a preview shows.
+    The GIF begins with the result, because previews show the first frame.
     """
     whole = climb_loop.loop_seconds()
     times = [(whole - FIRST + k * FRAME) % whole for k in range(int(whole / FRAME))]
@@ -133,12 +134,12 @@ def animated_gif(browser: str, svg: str) -> bytes:
 
 
 def are_alike(one: Image.Image, other: Image.Image) -> bool:
-    """Return whether two frames differ only in how Chromium has smoothed an edge."""
+    """Return True if two frames differ only in the way Chromium smoothed an edge."""
     return max(most for _, most in ImageChops.difference(one, other).getextrema()) < 64
 
 
 def fingerprint(svg: str) -> str:
-    """Return a short hash of an SVG, by which a test tells whether a PNG was made from it."""
+    """Return a short hash of an SVG, which lets a test check that a PNG was made from it."""
     return hashlib.sha256(svg.encode()).hexdigest()[:16]
 
 

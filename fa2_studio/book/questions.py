@@ -1,4 +1,4 @@
-"""Split QUESTIONS.md into pages: one for each group of questions, after a first page that lists all questions."""
+"""Split QUESTIONS.md into a first page that lists all questions, and one page for each group of questions."""
 
 import re
 
@@ -9,7 +9,7 @@ FIRST = "questions"
 
 
 def question_pages() -> dict[str, str]:
-    """Return {name: Markdown} of the pages, the list first."""
+    """Return {name: Markdown} for the pages, beginning with the list of all questions."""
     first, *groups = re.split(r"^(?=## )", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = {FIRST: first} | {page_name(group[3:]): group_page(group) for group in groups}
     at = pages_of_anchors()
@@ -26,17 +26,17 @@ def pages_of_anchors() -> dict[str, str]:
 
 
 def page_name(group: str) -> str:
-    """Return the name of a group's page, by the first word of its title."""
+    """Return the name of a group's page, which is based on the first word of the group's title."""
     return f"{FIRST}_{heading_anchor(group.split()[0])}"
 
 
 def heading_anchor(title: str) -> str:
-    """Return the anchor of a heading, which is the end of a link to it, on GitHub and on the site."""
+    """Return a heading's anchor, which ends a link to the heading on GitHub and on the site."""
     return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 
 def group_page(group: str) -> str:
-    """Return a group as a page: its headings are one level higher, and search engines are told its questions."""
+    """Return a group's page, with its headings raised by one level and its questions listed for search engines."""
     questions = " ".join(re.findall(r"^### (.*)", group, re.MULTILINE))
     head = f'---\nmyst:\n  html_meta:\n    "description": "{questions}"\n---\n\n'
     return head + re.sub(r"^#(?=#+ )", "", group, flags=re.MULTILINE)

@@ -46,13 +46,16 @@ TAGS = ["nbval-skip", "skip-execution"]
 
 
 def origin() -> tuple[str, str] | None:
-    """Return the GitHub repository and the commit if GitHub builds the site, or else None."""
+    """Return the GitHub repository and the commit if GitHub builds the site, or None otherwise."""
     found = os.environ.get("GITHUB_REPOSITORY"), os.environ.get("GITHUB_SHA")
     return found if all(found) else None
 
 
 def button(chapter: Chapter) -> str:
-    """Return links to a chapter's copy on Colab and Kaggle, which pages.yml keeps in a separate branch."""
+    """Return links to a chapter's copy on Colab and Kaggle, or "" outside GitHub.
+
+    pages.yml keeps these copies in a separate branch.
+    """
     if origin() is None:
         return ""
     copy = f"{origin()[0]}/blob/colab/{chapter.name}.ipynb"
@@ -61,7 +64,7 @@ def button(chapter: Chapter) -> str:
 
 
 def write_for_colab(folder: Path) -> None:
-    """Write the chapters with a first cell that fetches the project and decides whether kernels are interpreted."""
+    """Write the chapters with an additional first cell, which fetches the project and sets up the interpreter."""
     if origin() is None:
         raise ValueError("book --colab: got no GITHUB_REPOSITORY and GITHUB_SHA; it takes them from the environment")
     files.check_writable(folder, "book --colab")

@@ -1,6 +1,6 @@
-"""Simulate the ring of chapters 12a and 12b event by event, in a random order.
+"""Simulate the events of the ring in chapters 12a and 12b in random order.
 
-Actors are generators. An actor yields a barrier, the phase whose end it waits for, and a description of the wait.
+Actors are generators that yield a barrier, the phase whose end they wait for, and a description of the wait.
 """
 
 import random
@@ -10,7 +10,8 @@ import numpy as np
 
 from fa2_lab.machine.asynchrony import Barrier
 
-PAUSE = (Barrier("nothing", 1), 1, "")  # a wait that is over at once, so that another actor may go on first
+# A wait that ends immediately, which gives another actor the chance to run first.
+PAUSE = (Barrier("nothing", 1), 1, "")
 
 
 class RingModel:
@@ -18,12 +19,12 @@ class RingModel:
 
     def __init__(self, stages: int, consumers: int, name: str = "the ring"):
         self.stages, self.tiles, self.name = stages, [None] * stages, name
-        self.latest = [None] * stages  # the number of each stage's tile, from the start of its copy on
+        self.latest = [None] * stages  # number of the tile in each stage, set when its copy starts
         self.filled = [Barrier("filled", 1) for _ in range(stages)]
         self.emptied = [Barrier("emptied", consumers) for _ in range(stages)]
 
     def load(self, n: int) -> Iterator[tuple]:
-        """Wait as the producer until the stage of tile n is empty, then copy the tile, whose content is n."""
+        """As the producer, wait until the stage of tile n is empty, and then copy the tile, whose content is n."""
         yield self.acquire(n)
         yield from self.copy(n)
 
@@ -33,24 +34,27 @@ class RingModel:
 
     def copy(self, n: int) -> Iterator[tuple]:
         self.latest[n % self.stages] = n
-        self.tiles[n % self.stages] = np.nan  # while the copy runs, the stage has neither the old nor the new tile
+        self.tiles[n % self.stages] = np.nan  # during the copy, the stage contains neither the old nor the new tile
         yield PAUSE
         self.tiles[n % self.stages] = n
         self.filled[n % self.stages].arrive("copy engine")
 
     def wait(self, n: int) -> Iterator[tuple]:
-        """Wait as a consumer for tile n, and return its stage."""
+        """As a consumer, wait for tile n, and return its stage."""
         stage = n % self.stages
         yield self.filled[stage], n // self.stages & 1, f"{self.name}'s tile {n}"
         return stage
 
     def release(self, n: int) -> None:
-        """Release tile n as a consumer, which no longer needs it."""
+        """As a consumer, release tile n, which is no longer needed."""
         self.emptied[n % self.stages].arrive("consumer")
 
 
 def run(actors: dict, seed: int) -> str:
-    """Run all actors until each has ended or all of them wait. Return "all done", or which actor waits for what."""
+    """Run all actors until each has ended or all of them wait.
+
+    Return "all done", or a text that states what each of the waiting actors waits for.
+    """
     chance, asleep = random.Random(seed), dict.fromkeys(actors, PAUSE)
     while asleep:
         awake = [name for name, (bar, phase, _) in asleep.items() if bar.over(phase).ready()]
@@ -64,7 +68,7 @@ def run(actors: dict, seed: int) -> str:
 
 
 def try_out(consumer: Callable, seed: int, stages: int = 2, consumers: int = 3, T: int = 6) -> tuple[str, list]:
-    """Run a producer of T tiles with some consumers, and return how it ended and the tiles that each consumer read."""
+    """Run a producer of T tiles with several consumers. Return the outcome and the tiles that each consumer read."""
     ring, seen = RingModel(stages, consumers), [[] for _ in range(consumers)]
     actors = {f"consumer {c}": consumer(ring, T, c, seen) for c in range(consumers)}
     actors["producer"] = (wait for n in range(T) for wait in ring.load(n))

@@ -1,4 +1,4 @@
-"""Run notebooks from their sources into a folder, or into notebooks/ with their outputs recorded."""
+"""Run the notebooks' sources, and write the notebooks with their outputs to a folder or to notebooks/."""
 
 import os
 import re
@@ -21,8 +21,9 @@ SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
 ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=re.DOTALL)  # code and its output
-HIDE_CODE = "hide-input"  # the tag of a cell whose code readers can skip
-FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # an interactive figure; only its still is recorded
+HIDE_CODE = "hide-input"  # tag of a cell whose code readers can skip
+# An interactive figure, of which only the static version is recorded.
+FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)
 SHOWN = re.compile(r'^(?:show|live)\("[^\n]*\)$', flags=re.MULTILINE)  # the line of a cell that shows a picture
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
@@ -37,7 +38,7 @@ class Executed(NamedTuple):
 
 
 def read_source(chapter: Chapter) -> nbformat.NotebookNode:
-    """Return a notebook without outputs from its source, with new navigation bars and stable cell ids."""
+    """Read a chapter's source, and return a notebook without outputs, with new navigation bars and stable cell ids."""
     notebook = jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
     bar = navigation(chapter.name, written())
     cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
@@ -52,23 +53,23 @@ def read_source(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def fold_code(cells: list[nbformat.NotebookNode]) -> None:
-    """Fold code that readers can skip, in JupyterLab."""
+    """Mark code that readers can skip as folded in JupyterLab."""
     for cell in cells:
         if HIDE_CODE in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}
 
 
 def write_source(chapter: Chapter) -> None:
-    """Write the navigation bars and the output of code in answers, which the notebook has, into its source too."""
+    """Copy the navigation bars and the outputs of code in answers from a chapter's notebook back to its source."""
     notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
     notebook.metadata = nbformat.from_dict(SOURCE)
     for cell in notebook.cells:
-        cell.metadata.pop("jupyter", None)  # folds follow from the text
+        cell.metadata.pop("jupyter", None)  # read_source() derives the folds from the text
     files.write(TEXT / f"{chapter.name}.py", jupytext.writes(notebook, fmt="py:percent"))
 
 
 def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Executed]:
-    """Run one notebook in a fresh kernel and an empty folder, so that it neither reads nor writes a reader's files."""
+    """Run one notebook in a fresh kernel and an empty folder, isolated from a reader's files."""
     notebook, scratch = read_source(chapter), TemporaryDirectory()
     client = NotebookClient(
         notebook,
@@ -76,13 +77,13 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
-        shutdown_kernel="immediate",  # a busy kernel prints an error if it is asked to end
+        shutdown_kernel="immediate",  # a busy kernel prints an error if it is shut down gently
         resources={"metadata": {"path": scratch.name}},
     )
     start, error = time.perf_counter(), ""
     try:
         client.reset_execution_trackers()
-        with client.setup_kernel():  # client.execute() would catch Ctrl-C
+        with client.setup_kernel():  # not client.execute(), which would catch Ctrl-C
             count = 0
             for index, cell in enumerate(notebook.cells):
                 if cell.cell_type == "code":
@@ -119,7 +120,7 @@ def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> Non
 
 
 def run_all(folder: Path, chapters: list[Chapter]) -> list[Executed]:
-    """Run the chapters into a folder one after another, and go on if one fails."""
+    """Run the chapters one after another, write them to a folder, and continue if one fails."""
     files.check_writable(folder, "book")
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     verdicts = []
@@ -131,14 +132,14 @@ def run_all(folder: Path, chapters: list[Chapter]) -> list[Executed]:
 
 
 def write_blank(folder: Path, chapters: list[Chapter]) -> None:
-    """Write the chapters without outputs, for readers who want to answer before they see."""
+    """Write the chapters without outputs, for readers who want to answer the questions before seeing the results."""
     files.check_writable(folder, "book --blank")
     for chapter in chapters:
         keep(read_source(chapter), folder, chapter)
 
 
 def record(chapters: list[Chapter]) -> list[Executed]:
-    """Renew all outputs of the committed notebooks, and the outputs that are also in their sources."""
+    """Renew all outputs of the committed notebooks, including those that their sources repeat."""
     files.check_writable(TEXT, "book --record")
     verdicts = run_all(NOTEBOOKS, chapters)
     for chapter in chapters:
@@ -147,7 +148,7 @@ def record(chapters: list[Chapter]) -> list[Executed]:
 
 
 def draw_again(chapters: list[Chapter]) -> list[str]:
-    """Renew the pictures in the committed notebooks and nothing else. Return a line for each notebook."""
+    """Renew only the pictures in the committed notebooks. Return one line for each notebook."""
     from fa2_lab.plots.live import live
     from fa2_lab.plots.show import show
 

@@ -1,4 +1,4 @@
-"""Render the book as an offline site. Sphinx and myst-nb render the executed notebooks, and no notebook runs here."""
+"""Render the book as an offline site. Sphinx and myst-nb render the recorded notebooks without running them."""
 
 import ast
 import os
@@ -62,7 +62,7 @@ SETTINGS = {
 
 
 def render_site(folder: Path) -> Path:
-    """Render the committed notebooks as pages in a folder. Return the first page."""
+    """Render the committed notebooks as pages in a folder, and return the first page."""
     files.check_writable(folder, "book --html")
     with tempfile.TemporaryDirectory() as scratch:
         source, pages = Path(scratch, "source"), Path(scratch, "html")
@@ -83,7 +83,7 @@ def render_site(folder: Path) -> Path:
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
     if SETTINGS["html_baseurl"]:
-        build_posters(folder / "figures")  # again, with the site's address
+        build_posters(folder / "figures")  # built again, because they now show the site's address
     front.write_card_pictures(folder / "figures" / front.SMALL)
     for piece in (folder / "figures" / "live").glob("*.html"):
         html = re.sub(r'<meta property="og:image"[^>]*>\n?', "", piece.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def render_site(folder: Path) -> Path:
 
 
 def add_link_preview(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
-    """Add tags to a page, unless it has them, with the title and the picture that a link to it shows."""
+    """Add link-preview tags (a title and a picture) to a page that does not have them yet."""
     if "og:image" not in context.get("metatags", ""):
         words = re.sub("<[^>]*>", "", context.get("title", ""))
         context["metatags"] = context.get("metatags", "") + preview_tags(words, "../" * page.count("/"))
@@ -102,7 +102,7 @@ def add_link_preview(app: Sphinx, page: str, template: str, context: dict, doctr
 def preview_tags(title: str, up: str) -> str:
     """Return the tags for a page's preview on other sites.
 
-    Its picture has the site's full address if that is known, or else a path that begins with `up`.
+    The picture's address is complete if the site's address is known, and otherwise a path that begins with `up`.
     """
     image = f"{SETTINGS['html_baseurl'] or up}figures/card.png"
     tags = {"property=og:title": title, "property=og:image": image, "name=twitter:card": "summary_large_image"}
@@ -110,7 +110,7 @@ def preview_tags(title: str, up: str) -> str:
 
 
 def write_sources(folder: Path) -> None:
-    """Write all files that Sphinx reads: the notebooks, prepared for pages, the other pages, pictures and the index."""
+    """Write all files that Sphinx reads: the prepared notebooks, the other pages, the pictures and the index."""
     (folder / "assignments").mkdir(parents=True)
     buttons = {c.name: reach.button(c) for c in written()}
     for name in [*buttons, *assignment_pages()]:
@@ -131,7 +131,7 @@ def write_sources(folder: Path) -> None:
 
 
 def assignment_pages() -> list[str]:
-    """Return the paths of the assignments' notebooks, without suffix, as links to them have them."""
+    """Return the paths of the assignments' notebooks without their suffix, as used in links."""
     return [f"assignments/{path.stem}" for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
 
 
@@ -141,8 +141,8 @@ def assignment_pages() -> list[str]:
 def prepare_notebook(notebook: nbformat.NotebookNode, button: str = "") -> None:
     """Prepare a notebook for the site.
 
-    Leave out navigation bars, fold imports and hidden code, colour printed Python, and replace recorded pictures by the
-    files of figures/, and interactive figures by frames.
+    Remove navigation bars, fold imports and hidden code, and colour printed Python. Replace recorded pictures with the
+    files in figures/, and interactive figures with frames.
     """
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     if button:
@@ -151,7 +151,7 @@ def prepare_notebook(notebook: nbformat.NotebookNode, button: str = "") -> None:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
             if SHOWN.fullmatch(cell.source) and cell.outputs:
-                tags = [*tags, "remove-input"]  # the line show(…) tells readers nothing
+                tags = [*tags, "remove-input"]  # the line show(…) is of no interest to readers
             elif is_import_cell(cell):
                 tags = sorted({*tags, "hide-input"})
                 look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
@@ -175,7 +175,7 @@ def figures_by_description() -> dict[str, str]:
 
 
 def is_import_cell(cell: nbformat.NotebookNode) -> bool:
-    """Return whether a cell has imports, at most one other statement, and no output."""
+    """Return True if a cell consists of imports and at most one other statement, and has no output."""
     body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
     imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
     return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
@@ -191,9 +191,9 @@ def replace_links(notebook: nbformat.NotebookNode, at: Path) -> None:
 
 
 def link_for_site(text: str, at: Path) -> str:
-    """Return a text whose links suit its page: they lead to pages, pictures or GitHub, or become plain words.
+    """Adapt the links in a text to the site: they lead to pages, pictures or GitHub, or become plain text.
 
-    The links are relative to the folder `at`.
+    The original links are relative to the folder `at`.
     """
 
     def link(found: re.Match) -> str:

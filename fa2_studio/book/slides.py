@@ -1,7 +1,7 @@
 """Make eleven lectures from the headings, sentences, pictures, listings and interactive figures of the chapters.
 
-Each lecture is one HTML file, which needs no other file. Arrow keys turn slides, n shows the notes, and the printed
-file is the handout.
+Each lecture is a single, self-contained HTML file. The arrow keys turn the slides, and n shows the notes. Printing the
+file gives the handout.
 """
 
 import re
@@ -23,7 +23,7 @@ from fa2_studio.book.blocks import ROWS, block_height, markdown_to_html
 from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
 from fa2_studio.book.site import LIVE, LOOKS, figures_by_description, is_import_cell
 
-LECTURES = {  # title: {chapter: numbers of the parts that are shown, or "" for the whole chapter}
+LECTURES = {  # {title: {chapter: numbers of the parts to show, or "" for the whole chapter}}
     "Attention and its cost": {"00": "", "01": ""},
     "Online softmax": {"02": ""},
     "FlashAttention": {"03": ""},
@@ -39,34 +39,34 @@ LECTURES = {  # title: {chapter: numbers of the parts that are shown, or "" for 
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ", "What comes next?")  # belong to the course
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
-MEASURED = re.compile(r"[^.]*\b(?:NVIDIA|Model of) .*")  # the end of a caption that tells how something was measured
+MEASURED = re.compile(r"[^.]*\b(?:NVIDIA|Model of) .*")  # the end of a caption, which states how something was measured
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 class Beat(NamedTuple):
-    """One element of a section: a paragraph, something to look at, a question, or an answer on its own slide."""
+    """One element of a section: a paragraph, something to look at, a question, or an answer with a separate slide."""
 
     text: str = ""  # what the lecturer says
-    seen: tuple[str, ...] = ()  # what the audience sees: blocks of HTML, which are never cut
+    seen: tuple[str, ...] = ()  # what the audience sees, as HTML blocks that are never split
     kind: str = ""  # "asks", "answers", "live" or "picture"
-    name: str = ""  # the name of a picture in figures/, the names that a listing defines, or a question in short
+    name: str = ""  # name of a picture in figures/, names defined by a listing, or a shortened question
 
 
 class Slide(NamedTuple):
     """The content of a slide: blocks of words, and a picture or an interactive figure below or beside them."""
 
     title: str
-    kind: str  # the kind of its beat, or "more" for further parts of a picture
+    kind: str  # the beat's kind, or "more" for further parts of a picture
     words: tuple[str, ...]
     notes: str
     seen: str = ""
-    name: str = ""  # the picture's name, if the slide shows the whole picture
+    name: str = ""  # name of the picture, if the slide shows all of it
     layout: str = ""  # "two" for two columns, or "over" for words over a picture
     message: str = ""  # the headline of a picture that is alone on its slide
 
 
 def write_decks(folder: Path) -> list[Path]:
-    """Write the decks, and if Chromium is installed, their handouts as PDF. Return the decks' files."""
+    """Write the decks and, if Chromium is installed, PDF handouts. Return the decks' files."""
     files.check_writable(folder, "book --slides")
     folder.mkdir(parents=True, exist_ok=True)
     night = f"@media screen and (prefers-color-scheme: dark) {{\n{blocks.AT_NIGHT.get_style_defs('pre')}\n}}"
@@ -91,7 +91,7 @@ def write_decks(folder: Path) -> list[Path]:
 
 
 def card_pictures() -> dict[str, str]:
-    """Return {chapter: HTML of its picture on the site's first page}, for the chapter's title slide."""
+    """Return {chapter: HTML of its picture on the site's first page}. The pictures are used on title slides."""
     return {
         c.name: f'<figure><img alt="" src="{panels.data_url(cards.card_svg(c.name).decode())}"></figure>'
         for c in written()
@@ -99,7 +99,7 @@ def card_pictures() -> dict[str, str]:
 
 
 def deck_slides(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
-    """Yield the slides of some chapters as HTML."""
+    """Yield the slides of these chapters as HTML."""
     for chapter in (c for c in written() if c.number in chapters):
         if len(chapters) > 1:
             yield title_slide(chapter, small[chapter.name])
@@ -131,7 +131,8 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 beats[-1] = beats[-1]._replace(seen=beats[-1].seen + more.pop().seen)
             beats += more
             continue
-        for part in re.split(r"^(?=###? )", cell.source, flags=re.MULTILINE):  # in a part, sections are one level lower
+        # Within a part of a chapter, section headings are one level lower.
+        for part in re.split(r"^(?=###? )", cell.source, flags=re.MULTILINE):
             if re.match("###? ", part):
                 if title:
                     yield title, beats
@@ -148,10 +149,10 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
 
 
 def drop_beats(beats: list[Beat]) -> list[Beat]:
-    """Return a section's beats, in which empty beats replace what a lecture leaves out.
+    """Return a section's beats, with those that a lecture leaves out replaced by empty beats.
 
-    It keeps one table (or output, unless a listing has one) and one listing that fits on a slide. It keeps lists only
-    if there is nothing else to look at, and a longer listing only if there is at most a list besides.
+    A lecture keeps one table (or output, unless a listing already shows some) and one listing that fits on a slide. It
+    keeps lists only if there is nothing else to look at, and a longer listing only if there is nothing else but lists.
     """
     plain = [beat for beat in beats if not beat.kind and beat.seen]
     printed = [beat for beat in beats if "class=printed" in "".join(beat.seen)]
@@ -168,7 +169,7 @@ def drop_beats(beats: list[Beat]) -> list[Beat]:
 
 
 def beats_of_markdown(text: str) -> Iterator[Beat]:
-    """Yield the beats of a Markdown cell: paragraphs are said, and tables, formulas, lists and questions are seen.
+    """Yield a Markdown cell's beats: paragraphs are spoken, whereas tables, formulas, lists and questions are shown.
 
     Among the folds of a cell, only answers and solutions become beats.
     """
@@ -192,7 +193,7 @@ def beats_of_markdown(text: str) -> Iterator[Beat]:
 
 
 def answer_beat(parts: list[str]) -> Beat:
-    """Return the beat of an answer: the slide has the first sentences of long paragraphs, the notes have the rest."""
+    """Return an answer's beat. Its slide shows the first sentences of long paragraphs, and its notes the rest."""
     rest, seen = shorten_paragraphs(
         [re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts]
     )
@@ -200,22 +201,22 @@ def answer_beat(parts: list[str]) -> Beat:
 
 
 def shorten_paragraphs(parts: list[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the later sentences of long paragraphs, and all blocks of Markdown as HTML without these sentences."""
+    """Split off the later sentences of long paragraphs, and return them, followed by what remains as HTML blocks."""
     long = {part: blocks.first_sentences(part, 120) for part in parts if len(part) > 220 and part[0] not in "|`$-"}
     seen = tuple(piece for part in parts for piece in blocks.block_to_html(long[part][0] if part in long else part))
     return "\n\n".join(rest for _, rest in long.values()), seen
 
 
 def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
-    """Return the beat of a code cell: its picture, its interactive figure, its Markdown, or its lines and their output.
+    """Return a code cell's beat, if any: its picture, interactive figure, Markdown, or code with its output.
 
-    Imports and hidden code have no beat. Output without its code has one if a sentence announces it.
+    Imports and hidden code produce no beat. Output without its code produces one only if a sentence announces it.
     """
     seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     if live := LIVE.search(seen):
         still = re.search(r'<div class="still">(.*?)</div>', seen, re.DOTALL)
         name, asked = map(unescape, live.groups(""))
-        # The narrowest that fills a slide
+        # The narrowest width that fills a slide.
         width = {"algorithm1": 1020, "climb": 880, "backward": 840, "tiles": 820}.get(name, 900)
         inside = escape(page(name, "&".join(filter(None, [asked, "deck"]))))
         frame = f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>'
@@ -244,9 +245,9 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
 
 
 def slides_of_section(title: str, beats: list[Beat]) -> Iterator[Slide]:
-    """Yield the slides of a section: one or more for each beat to look at, with a sentence beside it.
+    """Yield a section's slides: one or more for each beat to look at, with a sentence beside it.
 
-    The notes have the other sentences of this beat and of the paragraphs up to the next one to look at.
+    The notes contain the other sentences of this beat, and those of the paragraphs up to the next beat to look at.
     """
     at = [n - is_announced(beats, n) for n, beat in enumerate(beats) if beat.seen]
     for start, stop in pairwise([0, *at[1:], len(beats)]):
@@ -254,7 +255,8 @@ def slides_of_section(title: str, beats: list[Beat]) -> Iterator[Slide]:
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if beat.text and not beat.seen]
         bare = bool(here.seen) and "class=printed" in here.seen[0]  # output without its code
-        if here.kind == "picture" and panels.is_tall(here.name):  # the picture contains its headline
+        # The picture of a tall slide already contains its headline.
+        if here.kind == "picture" and panels.is_tall(here.name):
             said = words[:1] or [MEASURED.sub("", here.text) or here.text]
         elif here.kind:
             said = []
@@ -274,7 +276,11 @@ def slides_of_section(title: str, beats: list[Beat]) -> Iterator[Slide]:
 
 
 def is_announced(beats: list[Beat], n: int) -> bool:
-    """Return whether the paragraph before beat n announces it: by a colon, a name, or since nothing else needs it."""
+    """Return True if the paragraph before beat n announces it.
+
+    This is the case if the paragraph ends with a colon, if it names what the beat defines, or if the beat is a listing
+    and no other beat needs the paragraph.
+    """
     before = beats[n - 1].text if n and not beats[n - 1].seen else ""
     other = n > 1 and (beats[n - 2].kind or not beats[n - 2].seen) and beats[n].seen[0].startswith("<pre")
     named = any(f"`{name}`" in before for name in beats[n].name.split())
@@ -282,16 +288,18 @@ def is_announced(beats: list[Beat], n: int) -> bool:
 
 
 def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
-    """Yield the slides that the blocks of one beat need, with the paragraphs `beside` on the first if they fit."""
+    """Yield the slides needed for a beat's blocks. The paragraphs `beside` are on the first slide if they fit."""
     if beat.kind in ("picture", "live"):
         name, layout = beat.name if len(beat.seen) == 1 else "", "two" if beside else ""
-        layout = "over" if beside and beat.seen[0].count("<img") > 2 else layout  # its panels, and the page for print
+        # The picture's panels and the version for print.
+        layout = "over" if beside and beat.seen[0].count("<img") > 2 else layout
         message = panels.figure_headline(beat.name) if beat.name else ""
         for n, seen in enumerate(beat.seen):
             kind = "more" if n and beat.kind == "picture" else beat.kind
             yield Slide(title, kind, tuple(beside), "" if n else notes, seen, name, layout, message)
         return
-    first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]  # code with what it prints
+    # Code stays together with its output.
+    first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]
     fits = sum(map(block_height, [*beside, *first])) <= rows_left_by(*first[-1:])
     notes = notes if fits else "".join(beside) + notes
     pages: list[list[str]] = [[]]
@@ -302,7 +310,7 @@ def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Ite
             with_it = len(pages[-1]) > 1 and (code or last.endswith(":</p>\n") or "class=choice" in block)
             pages.append([pages[-1].pop()] if with_it else [])
         pages[-1].append(block)
-    if beat.kind == "answers":  # what follows is said, unless it is a table or a listing
+    if beat.kind == "answers":  # the rest of an answer goes into the notes, unless it is a table or a listing
         later = [page for page in pages[1:] if not any(map(blocks.is_dense, page))]
         notes += "".join(chain(*later))
         pages = [page for page in pages if page not in later]
@@ -312,14 +320,14 @@ def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Ite
 
 
 def rows_left_by(block: str = "") -> float:
-    """Return the rows of a slide that ends with this block: 1.1 more for code, and 1.5 more for printed output."""
+    """Return the rows available on a slide that ends with this block: code adds 1.1, and printed output adds 1.5."""
     return ROWS + 1.1 * block.startswith("<pre") + 0.4 * ("class=printed" in block)
 
 
 def merge_short_slides(shown: list[Slide]) -> list[Slide]:
-    """Return a section's slides, with short neighbours merged into one slide.
+    """Merge neighbouring short slides of a section.
 
-    Words are also merged with a question after them. Two listings are never on one slide.
+    Words are also merged with a question that follows them. No slide gets two listings.
     """
     out: list[Slide] = []
     for now in shown:
@@ -334,9 +342,9 @@ def merge_short_slides(shown: list[Slide]) -> list[Slide]:
 
 
 def place_pictures(shown: list[Slide]) -> list[Slide]:
-    """Return a section's slides, with each picture before a listing, and on the slide of the words before or after it.
+    """Return a section's slides with each picture before a listing, and together with the preceding or following words.
 
-    A picture is never moved to the slide of a question before it, because the picture may be the answer.
+    A picture is never moved to the slide of a preceding question, because it may be the answer.
     """
     for n in range(len(shown) - 1):
         if not shown[n].kind and shown[n + 1].kind in ("picture", "more") and any(map(blocks.is_code, shown[n].words)):
@@ -354,7 +362,7 @@ def place_pictures(shown: list[Slide]) -> list[Slide]:
 
 
 def repeat_pictures(shown: list[Slide]) -> list[Slide]:
-    """Return a section's slides, where slides that only have words repeat the last picture before them."""
+    """Return a section's slides, in which text-only slides repeat the previous picture."""
     out = list(shown)
     for n, now in enumerate(out):
         before = [other for other in shown[:n] if other.name]
@@ -386,7 +394,7 @@ def add_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide 
 
 
 def section_html(shown: list[Slide]) -> Iterator[str]:
-    """Yield a section's slides as HTML. The headline of a picture is the title of its slide, except in print."""
+    """Yield a section's slides as HTML. Except in print, a picture's headline becomes the title of its slide."""
     for now in shown:
         title = "Answer: " * (now.kind == "answers") + blocks.MARKDOWN.renderInline(now.title)
         head = f"<h2><i>{title}</i><b>{escape(now.message) or title}</b></h2>"

@@ -1,4 +1,4 @@
-"""The steps that readers of chapters 03 and 05 write. Later loops call these, so that no cell shows a solution."""
+"""The steps that readers of chapters 03 and 05 write. Later cells call these functions to avoid showing a solution."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def fa1_step(m: np.ndarray, l: np.ndarray, o: np.ndarray, s: np.ndarray, v: np.n
 def tile_gradients(
     s: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, L: np.ndarray, D: np.ndarray, tau: float
 ) -> tuple[np.ndarray, ...]:
-    """Return what one tile of scores adds to dQ, dK and dV."""
+    """Return one tile's contributions to dQ, dK and dV."""
     L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
     p = np.exp(s - L[:, None])  # FA2.A2.L11  (B_r, B_c)
     dp = do @ v.T  # FA2.A2.L13  (B_r, B_c)

@@ -1,4 +1,4 @@
-"""Print a line for each claim that holds, and stop at one that does not, in the last section of every notebook."""
+"""In the last section of each notebook, print a line for each claim that holds, and stop at one that does not."""
 
 import ast
 from inspect import getsource
@@ -7,10 +7,10 @@ import numpy as np
 
 
 def close(got, want, tolerance: float = 1e-12) -> bool:
-    """Return whether two results agree.
+    """Return True if two results agree.
 
-    The norm of the difference of finite values is at most `tolerance` times the norm of `want`, and infinities are
-    equal. NaN agrees with nothing.
+    They agree if the norm of the difference of their finite values is at most `tolerance` times the norm of `want`, and
+    if their infinities are equal. NaN agrees with nothing.
     """
     got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
     finite = np.isfinite(want)
@@ -28,7 +28,7 @@ def verdict(claim: str, holds: bool) -> None:
 
 
 def same_code(function, original) -> bool:
-    """Return whether two kernels have the same statements. Docstrings, comments and spaces do not count."""
+    """Return True if two kernels have the same statements. Docstrings, comments and whitespace are ignored."""
 
     def statements(kernel) -> list[str]:
         body = ast.parse(getsource(kernel.fn)).body[0].body
