@@ -108,8 +108,9 @@ def fitted(text: str, edge: int = 0) -> list[str]:
             quoted = "" if quoted else now or "string"
         known.append((now, line))
     lines = []
-    for (now, *_), run in groupby(enumerate(known), key=lambda x: paragraph(x[0], *x[1], edge)):
-        same = [line for _, (_, line) in run]
+    numbered = ((n, now, line) for n, (now, line) in enumerate(known))
+    for (now, *_), run in groupby(numbered, key=lambda x: paragraph(x[0], x[1], x[2], edge)):
+        same = [line for *_, line in run]
         if max(len(line[edge:]) for line in same) > WIDTH:
             first, *others = same
             sign = "" if now == "docstring" else "# "
