@@ -33,7 +33,7 @@ CHAPTERS = [
     Chapter("09_triton_backward", "The Triton backward kernels", "How do many blocks add into one dQ?"),
     Chapter("10_ladder", "The ladder, measured", "What did each change gain on a real GPU?"),
     Chapter("11_workshop", "The workshop", "What does a GPU programmer do all day?"),
-    Chapter("12a_hopper_rungs", "Hopper, machine and rungs", "What does an H100 want beyond FlashAttention-2?"),
+    Chapter("12a_hopper_rungs", "Hopper, machine and rungs", "What can an H100 do that FlashAttention-2 does not use?"),
     Chapter("12b_hopper_kernel", "Hopper, the kernel", "How does the fast kernel work, line by line?"),
     Chapter("13_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),

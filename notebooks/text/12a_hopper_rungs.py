@@ -4,7 +4,7 @@
 # %% [markdown]
 # # 12a · Hopper, machine and rungs
 #
-# **What does an H100 want beyond FlashAttention-2?**
+# **What can an H100 do that FlashAttention-2 does not use?**
 #
 # FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, matmuls run in the background, a
 # single thread can copy a whole tile, and warps can hand registers to each other. This chapter first introduces the
@@ -570,7 +570,7 @@ show("rung_timeline_18")
 # between lanes that finds the row's maximum. This is why the softmax boxes in the picture are longer now, but shorter
 # than two of rung 17's boxes together.
 #
-# ## Part 5 · Two warpgroups that hide each other's waits (22 minutes)
+# ## Part 5 · Matmuls and exponentials at the same time (22 minutes)
 # The tensor cores are still idle while exponentials are being computed.
 #
 # ### Rung 19: the first tile before the loop
