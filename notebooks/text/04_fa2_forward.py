@@ -351,8 +351,9 @@ check(
 # stores is *requested* and passes through L2, which costs as much time as about 102 FLOPs on the tensor cores. If L2
 # cannot serve the request, the byte also *reaches DRAM*, which costs about 206 FLOPs. So we count both.
 #
-# **What is requested?** For one head with N queries and N keys, without a mask, the three methods request the following
-# numbers of elements:
+# ### What does each method request?
+#
+# For one head with N queries and N keys, without a mask, the three methods request the following numbers of elements:
 #
 # | | elements requested in the forward pass | per score, if N is large |
 # | --- | --- | --- |
@@ -380,8 +381,10 @@ check(
 # swap improves only the constant.
 
 # %% [markdown]
-# **What reaches DRAM?** L2 can serve a repeated load if it has room for all the data that the running workers keep
-# reloading. On an H200, L2 holds 60 MiB.
+# ### What reaches DRAM?
+#
+# L2 can serve a repeated load if it has room for all the data that the running workers keep reloading. On an H200, L2
+# holds 60 MiB.
 #
 # **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads all
 # keys and values again. A head's K and V take 2 MiB together (N = 4,096, d = 128, two bytes per number). Where does FA2

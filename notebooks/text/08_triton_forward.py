@@ -784,12 +784,13 @@ for i in range(0, 600, 128):
 # %% [markdown]
 # ### All lines together
 #
-# The next cell prints the kernel of rung 11 and the lines that launch it. The kernel now also has a second program
-# number, `head`, because a launch has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type
-# of O's elements. With `num_stages=3`, shared memory has room for three blocks of K and of V, so the GPU copies later
-# blocks while it computes. `enable_fp_fusion` lets the compiler fuse a multiplication and the following addition into
-# one instruction. The masked loop comes first, for a reason that chapter 10 explains. Find the two loops, the two
-# bounds, and the line that initializes m.
+# The next cell prints the kernel of rung 11 and the lines that launch it. In this chapter and the next, `load` is the
+# package's function that imports a rung, as in `load("11")`, and it has nothing to do with `tl.load`. The kernel now
+# also has a second program number, `head`, because a launch has $T_r$ programs for each head of each sequence.
+# `O.dtype.element_ty` is the type of O's elements. With `num_stages=3`, shared memory has room for three blocks of K
+# and of V, so the GPU copies later blocks while it computes. `enable_fp_fusion` lets the compiler fuse a multiplication
+# and the following addition into one instruction. The masked loop comes first, for a reason that chapter 10 explains.
+# Find the two loops, the two bounds, and the line that initializes m.
 #
 # <details><summary>What do stages cost, and who chooses such launch options?</summary>
 #

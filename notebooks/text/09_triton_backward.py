@@ -112,8 +112,9 @@ for run in range(3):
 # which is subtracted in line 11, and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward
 # pass has already computed L, so only D is missing. The smallest kernel in this chapter, `D_kernel`, computes D once.
 # `load_rows` is the function from chapter 08 without the `RAGGED` option, because it always masks. We take it from rung
-# b01, together with two functions that work in the same way. `store_rows` stores a block of rows, and `load_row_values`
-# loads one number per row, such as L or D, as a (B, 1) block, which has zeros for rows past the end.
+# b01, which `load("b01")` imports, together with two functions that work in the same way. `store_rows` stores a block
+# of rows, and `load_row_values` loads one number per row, such as L or D, as a (B, 1) block, which has zeros for rows
+# past the end.
 
 # %%
 b00, b01 = load("b00"), load("b01")
