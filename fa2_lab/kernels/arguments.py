@@ -1,4 +1,4 @@
-"""The arguments of a call, stored in two records: Tensors and Options."""
+"""A call's arguments, grouped in two named tuples: Tensors and Options."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ class Tensors(NamedTuple):
     key_lengths: Tensor | None = None
     seed: Tensor | None = None
     sinks: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None  # cumulative lengths, which are the starts of the packed sequences
+    cu_seqlens_q: Tensor | None = None  # first row of each packed sequence (cumulative lengths)
     cu_seqlens_k: Tensor | None = None
     block_table: Tensor | None = None  # if given, k and v are pages of shape (pages, page_size, kv heads, d)
 
@@ -25,20 +25,20 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The options of a call, which are all its arguments except the tensors."""
+    """The options of a call: all arguments other than the tensors."""
 
     causal: bool
     scale: float
     dropout_p: float = 0.0
-    left: int | None = None  # number of columns that each row sees left of its diagonal, or None for no limit
-    right: int | None = None  # number of columns right of the diagonal, unless the mask is causal
+    left: int | None = None  # number of columns that a row sees to the left of its diagonal, or None for no limit
+    right: int | None = None  # number of columns to the right of the diagonal, unless the mask is causal
     softcap: float | None = None
     num_splits: int = 0  # splits per sequence in decode, or 0 for enough splits to fill the GPU
     exclude_hopper: bool = False  # whether to exclude the Hopper kernels, but not the decode kernels
-    dominant_sequence: bool = False  # whether one packed sequence dominates the work
+    dominant_sequence: bool = False  # whether one packed sequence accounts for most of the work
     reference: bool = False  # whether the NumPy reference computes the call
     in_custom_op: bool = False  # in a custom operator, new memory may belong to a CUDA graph, so it must not be cached
-    bias: Any = None  # function of (head, row, column) added to the scores, unsupported in custom operators
+    bias: Any = None  # a function of (head, row, column) added to the scores; not for custom operators
 
     @property
     def needs_portable(self) -> bool:

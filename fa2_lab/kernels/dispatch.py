@@ -108,7 +108,8 @@ def prepare_contiguous_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one, using the fastest kernels for them.
 
-    It uses the Hopper backward kernels if they support the call and are faster, and the portable kernels otherwise.
+    The function uses the Hopper backward kernels if they support the call and are faster, and the portable kernels
+    otherwise.
     """
     launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None
@@ -143,7 +144,7 @@ def bias_suffix(options: Options) -> str:
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
     """Return whether the Hopper kernels support a call with these options and optional tensors.
 
-    They do not support dropout, a bias, a softcap or sinks, and they must not be used if `exclude_hopper` is set.
+    The Hopper kernels support neither dropout nor a bias, softcap or sinks. If `exclude_hopper` is set, return False.
     """
     return not (options.needs_portable or options.exclude_hopper) and options.softcap is tensors.sinks is None
 

@@ -19,13 +19,13 @@ from fa2_lab.tiles import cdiv
 triton_versions.check_and_patch()
 MiB = 2**20
 
-# Kernels are not specialized on these sizes, so that Triton compiles one kernel for all their values. The list excludes
-# N_q, because a compiler that knows that N_q is a multiple of 16 needs fewer registers. Without this knowledge, the
-# causal forward at d = 128 would spill 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels,
-# for N_q = 1, for multiples of 16, and for all other N_q.
+# Kernels are not specialized on these sizes, so that Triton compiles one kernel for all their values. N_q is not in the
+# list, because kernels need fewer registers if the compiler knows that N_q is a multiple of 16. Without specialization,
+# the causal forward at d = 128 would spill 8 bytes per thread on Hopper. In exchange, Triton compiles up to three
+# kernels, for N_q = 1, for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
-# With programmatic dependent launch, a kernel can start while the previous one is still running, and then waits for it.
+# With programmatic dependent launch, a kernel can start while the previous one is still running, and wait for it later.
 USE_PDL = dict(launch_pdl=True)
 
 # Fuse multiplications and additions into FMAs. From Triton 3.10 on, the compiler does so only on request.
@@ -141,7 +141,7 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
 
 
 def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
-    """Return the number of programs in a launch in which each program processes B rows of a head of X.
+    """Return the number of programs that a launch needs if each program processes B rows of a head of X.
 
     For packed sequences, this is an upper bound, which also covers the rows after the last sequence.
     """
@@ -167,7 +167,7 @@ def window_bounds(options: Any) -> tuple:
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return the number of heads that fit in 8 MiB of L2, or 1 if none does, as the number to process concurrently.
+    """Return the number of heads to process concurrently, which is the number that fits in 8 MiB of L2, but at least 1.
 
     Each head counts twice, because the kernel reads two tensors of X's size (for example, K and V).
     """

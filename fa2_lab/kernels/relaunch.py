@@ -1,8 +1,8 @@
 """Relaunch a compiled kernel on other tensors with little host overhead.
 
 At every launch, Triton's own Python code examines all arguments, queries the driver about every pointer, and encodes
-every tensor descriptor. With four descriptors, this takes 14 µs. This module records the arguments that Triton passes
-to the driver once, and replaces only the addresses in later launches. If this is impossible, Triton's own call is used,
+every tensor descriptor. With four descriptors, this takes 14 µs. This module records once which arguments Triton passes
+to the driver, and replaces only the addresses in later launches. If this is impossible, Triton's own call is used,
 which gives the same results but is slower.
 
 The module relies on internals shared by Triton 3.6 to 3.9 (listed in triton_versions.py). A compiled kernel's `run` is
@@ -43,7 +43,7 @@ class Relaunch:
     def __init__(
         self, compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptors: int, n_pointers: int
     ) -> None:
-        self.compiled = compiled  # a reference that keeps the kernel's code on the GPU
+        self.compiled = compiled  # this reference keeps the kernel's code on the GPU
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
         launch_args = recorded_launch_args(compiled, stream, arguments)
         self.args_in_list = are_same_objects(launch_args[-1], arguments)  # since Triton 3.7
@@ -99,7 +99,7 @@ class Relaunch:
         return True
 
     def kernel_args(self, addresses: Any) -> list:
-        """Return the kernel's arguments for these addresses, which are descriptors, pointers, and recorded others."""
+        """Return the kernel's arguments for these addresses: encoded descriptors, pointers, and recorded arguments."""
         kernel_args = []
         for encode, address in zip(self.encoders, addresses):  # noqa: B905  (strict costs time)
             kernel_args += encode(address)
@@ -117,7 +117,7 @@ def specialization_key(kernel: Any, arguments: dict[str, Any]) -> tuple:
     try:
         parameters = trailing_parameters(kernel, len(arguments))
     except AttributeError:
-        return (object(),)  # Triton's internals have changed, so return a unique key, and nothing is reused
+        return (object(),)  # Triton's internals have changed, so this key matches no other, and nothing is reused
     return tuple([specialization(arguments[name], constant, special) for name, constant, special in parameters])
 
 

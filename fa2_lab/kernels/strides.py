@@ -1,4 +1,4 @@
-"""Copies of tensors with strides that the kernels do not support, and new tensors with the strides of others."""
+"""Copies of tensors whose strides the kernels do not support, and new tensors with the strides of a given one."""
 
 from typing import Any
 
@@ -35,9 +35,9 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def layout_of_result(x: Tensor) -> Tensor:
-    """Return a tensor with the shape and strides of contiguous_like(x), for use of these two properties only.
+    """Return a tensor with the shape and strides of contiguous_like(x). Its elements must not be accessed.
 
-    Return x itself if it is in (batch, heads, N, d) or (batch, N, heads, d) order, without gaps. Otherwise, return a
+    If x is in (batch, heads, N, d) or (batch, N, heads, d) order without gaps, return x itself. Otherwise, return a
     tensor on the device "meta", which torch takes 0.1 ms to create.
     """
     if x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous()):

@@ -30,9 +30,9 @@ class KernelConfig:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # maximum number per thread, an option that only NVIDIA's compiler accepts
+    registers: int | None = None  # maximum per thread, an option that only NVIDIA's compiler accepts
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
-    d_pad: int = 0  # d, padded for the tensor cores
+    d_pad: int = 0  # d padded for the tensor cores
     upcast: bool = False  # whether tiles are converted to fp32 before a matmul
 
     def compiler_options(self) -> dict:
@@ -51,7 +51,7 @@ class KernelConfig:
 USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers and can spill
 LOW_REG_SCHEDULE = dict(sched4reg=True)  # an instruction order that saves registers, available since Triton 3.9
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}, or a pair of tuples (full, causal)
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}, with (full, causal) pairs for some d
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
@@ -80,17 +80,17 @@ HOPPER = dict(
 )
 ADA = dict[str, dict](  # sm_86 and sm_89, which have 99 KiB of shared memory
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
-    # at d = 256, without a given limit, ptxas uses at most 168 registers on sm_80 and spills 2
+    # at d = 256, ptxas uses at most 168 registers on sm_80 by default, and spills 2
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
 AMPERE = dict(  # sm_80, compared with FlashAttention-2's own kernels by running both as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
-    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # all faster entries for 128 spill at some d
+    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all faster entries spill for some d
     dq=ADA["dq"],
 )
 BLACKWELL = dict(  # sm_100, and sm_120 with its 99 KiB of shared memory
-    # at d = 64, without a given limit, ptxas uses at most 128 registers on sm_100 and spills 4
+    # at d = 64, ptxas uses at most 128 registers on sm_100 by default, and spills 4
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     dkdv=ADA["dkdv"],
     dq=ADA["dq"] | {128: (64, 64, 8, 2)},
@@ -109,7 +109,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1
 
 
 def chip_tables() -> dict:
-    """Return the tables for the target chip family, which is that of the GPU unless TRITON_OVERRIDE_ARCH is set."""
+    """Return the tables for the chip family of the GPU, or of TRITON_OVERRIDE_ARCH if it is set."""
     target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA
@@ -141,7 +141,7 @@ def power_of_2(n: int) -> int:
 
 
 def needs_upcast(Q: torch.Tensor) -> bool:
-    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 tiles are in the interpreter."""
+    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as in Triton's interpreter for bf16."""
     return Q.dtype == torch.bfloat16 and interpreter.is_enabled()
 
 

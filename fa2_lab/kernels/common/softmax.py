@@ -12,7 +12,7 @@ import triton.language as tl
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 
 MIN_LOG2_SCALE = 2.0**-126  # replaces a scale of 0, so that −∞ · scale is still −∞
-MAX_SOFTCAP_FACTOR = 1e38  # so large that tanh(factor · score) is ±1 for every score except 0
+MAX_SOFTCAP_FACTOR = 1e38  # large enough for tanh(factor · score) to be ±1 unless the score is 0
 
 
 class Scales(NamedTuple):
@@ -20,8 +20,8 @@ class Scales(NamedTuple):
 
     scale_log2: float  # τ log₂e
     exact_scale: float  # largest power of two not above scale_log2, so that products with it are exact
-    exact_from_abs_m: float  # from this |m| on, rows use exact_scale: see softmax_step()
-    softcap_factor: float | None  # factor of the scores inside the softcap's tanh
+    exact_from_abs_m: float  # smallest |m| for which a row uses exact_scale: see softmax_step()
+    softcap_factor: float | None  # multiplies the scores inside the softcap's tanh
 
 
 def log2_scale(scale: float) -> float:
@@ -43,7 +43,7 @@ def make_scales(scale: float, softcap: float | None) -> Scales:
 
 @triton.jit
 def apply_softcap(s_ij, factor):
-    """Return tanh(factor · s_ij) for a tile of scores, or s_ij if there is no softcap and `factor` is None.
+    """Return tanh(factor · s_ij) for a tile of scores, or s_ij unchanged if `factor` is None (no softcap).
 
     With a softcap c, `factor` is τ / c. The capped scores are c · tanh(τ s / c), so c takes the place of τ in Scales.
     """

@@ -25,7 +25,7 @@ class PortableConstants(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A pointer to row 0 of one head of a tensor, and the row stride in elements."""
+    """A head of a tensor, given by a pointer to its row 0 and its row stride in elements."""
 
     ptr: tl.tensor
     stride: tl.tensor
@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(), in a form that reveals common divisibility by 8 to the compiler."""
+    """Return the strides from launch.all_strides(), rewritten to show the compiler when they are multiples of 8."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -142,7 +142,7 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
     """Load rows first:first + B of a head as a (B, d_pad) tile. X is a pointer to the head's row 0.
 
     If RAGGED is true, rows at or beyond n are filled with zeros instead of being read. The same applies to rows before
-    `row_begin` if it is given. If UPCAST is true, the tile is converted to fp32.
+    `row_begin`, if it is given. If UPCAST is true, the tile is converted to fp32.
     """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
@@ -195,12 +195,12 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
     4. the sequence's first row in the other tensor
     5. the sequence's number of rows in the other tensor
 
-    Sequence b begins with block cu_seqlens[b] // B + b, which gives it either exactly enough blocks or one too many.
-    For a block without rows, or with rows outside all sequences, the fifth value is 0.
+    Sequence b begins with block cu_seqlens[b] // B + b. Each sequence therefore has exactly as many blocks as it needs,
+    or one more. For a block without rows, or with rows outside all sequences, the fifth value is 0.
     """
     b = 0 * t
     high = b + sequences + 1
-    while high - b > 1:  # binary search, in which sequence b begins by block t, and sequence `high` after it
+    while high - b > 1:  # binary search: sequence b starts at or before block t, and sequence `high` starts after it
         middle = (b + high) // 2
         starts_by_t = sequence_start(cu_seqlens, middle, n) // B + middle <= t
         b = tl.where(starts_by_t, middle, b)
@@ -278,8 +278,8 @@ def in_row_bounds(begin, end, row, window):
 def column_ranges(i, N_q, N_k, length, window, const):
     """Return the columns that row block i has to process, as two ColSpans.
 
-    The first one contains the tiles that need a mask, and the second one contains the tiles that all of the block's
-    rows see in full.
+    The first ColSpan covers the tiles that need a mask. The second covers the tiles that all of the block's rows see in
+    full.
     """
     first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
     skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
@@ -297,8 +297,8 @@ def column_ranges(i, N_q, N_k, length, window, const):
 def row_ranges(col, N_q, N_k, length, window, const):
     """Return the rows that must be processed for the column block at column `col`, as two RowSpans.
 
-    The first one contains the rows whose tiles need a mask, and the second one contains the rows that see all of the
-    block's columns.
+    The first RowSpan covers the rows whose tiles need a mask. The second covers the rows that see all of the block's
+    columns.
     """
     left, right = window
     B_r: tl.constexpr = const.B_r
@@ -325,9 +325,9 @@ def row_ranges(col, N_q, N_k, length, window, const):
 def apply_dropout(x, row, col, dropout):
     """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
 
-    An entry is dropped if a random word is below the rule's threshold. This is the first word returned by Philox for
-    the counter (col, row, head, batch), with the seed as its key. Because the word depends only on the entry's
-    position, the backward drops the same entries, regardless of the order of its loops.
+    An entry is dropped if a random word is below the rule's threshold. The random word is the first one that Philox
+    returns for the counter (col, row, head, batch), with the seed as its key. Because this word depends only on the
+    entry's position, the backward drops the same entries, regardless of the order of its loops.
     """
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)

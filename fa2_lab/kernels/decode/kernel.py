@@ -43,7 +43,7 @@ class DecodeConstants(NamedTuple):
     """The compile-time constants of the decode kernels. Each field is a tl.constexpr."""
 
     d: int
-    d_pad: int  # d, padded for the tensor cores
+    d_pad: int  # d padded for the tensor cores
     B_r: int
     B_c: int
     page: int  # keys per page, or 0 if the cache is not paged
@@ -56,19 +56,19 @@ class DecodeConstants(NamedTuple):
 class DecodeSizes(NamedTuple):
     """The sizes of a call, as arguments of the decode kernels.
 
-    Triton compiles a separate kernel depending on whether a size is 1, a multiple of 16, or neither.
+    Triton compiles different kernels for a size of 1, for multiples of 16, and for all other sizes.
     """
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
     N_q: int
-    row_blocks: int  # row blocks of B_r rows that cover the group · N_q rows of a K/V head
-    row_blocks_per_sequence: int  # row blocks over all K/V heads of a sequence
+    row_blocks: int  # number of row blocks per K/V head, which cover its group · N_q query rows
+    row_blocks_per_sequence: int  # number of row blocks over all K/V heads of a sequence
     R: int  # rows per partial result
     pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
-    left: int  # number of columns that each row sees left of its diagonal, or None for no limit
-    right: int  # number of columns right of the diagonal, which is 0 for the causal mask
+    left: int  # number of columns that a row sees to the left of its diagonal, or None for no limit
+    right: int  # number of columns to the right of the diagonal, or 0 for the causal mask
 
 
 # Without this list, Triton would recompile the kernels whenever one of these numbers becomes 1 or a multiple of 16. The
@@ -93,7 +93,7 @@ class QueryOutput(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """The keys, the values, and the block table of their pages, which is None if the cache is not paged."""
+    """The keys, the values, and the block table that lists their pages, or None if the cache is not paged."""
 
     K: Strided
     V: Strided
@@ -102,9 +102,9 @@ class KVCache(NamedTuple):
 
 
 class DecodeRowBlock(NamedTuple):
-    """The row block with index i of a K/V head in sequence b.
+    """Row block i of a K/V head in sequence b.
 
-    Its B_r rows start at row i · B_r of the group · N_q query rows that share this K/V head.
+    The block's B_r rows start at row i · B_r of the group · N_q query rows that share this K/V head.
     """
 
     b: tl.tensor
@@ -117,20 +117,20 @@ class DecodeRowBlock(NamedTuple):
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    The tiles start at first, first + step, and so on, and all of them start before stop.
+    The program's tiles start at keys first, first + step, and so on, below stop.
     """
 
     first: tl.tensor
     stop: tl.tensor
     step: tl.tensor
-    is_first: tl.tensor  # whether the state of the row block starts here, with its sink
+    is_first: tl.tensor  # whether the row block's state starts with this span, and so includes its sink
     is_complete: tl.tensor  # whether the span contains all of the row block's tiles, so that no merge is needed
 
 
 class Part(NamedTuple):
     """The n-th partial result in the scratch memory.
 
-    For each row, it contains o, m, ℓ and two unused elements that keep o aligned.
+    Each row of a partial result consists of o, m, ℓ and two unused elements, which keep o aligned.
     """
 
     scratch: tl.tensor
@@ -140,7 +140,7 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat because, inside a loop, Triton 3.6 replaces a size of 1 by None if it is nested two tuples deep.
+    The tuple is flat because Triton 3.6, inside a loop, replaces a size of 1 with None if it is nested two tuples deep.
     """
 
     key_lengths: tl.tensor  # or None
@@ -148,9 +148,9 @@ class Work(NamedTuple):
     batch: tl.tensor
     row_blocks_per_sequence: tl.tensor
     N_q: tl.tensor
-    left: tl.tensor  # number of columns that each row sees left of its diagonal, or None for no limit
+    left: tl.tensor  # number of columns that a row sees to the left of its diagonal, or None for no limit
     programs: tl.tensor
-    share: tl.tensor  # work units per program, or a minimum if key_lengths, unknown to the host, is given
+    share: tl.tensor  # work units per program, or a lower bound if there are key_lengths
 
 
 # Keys and values ------------------------------------------------------------------------------------------------
@@ -208,17 +208,17 @@ def load_keys(X, page_row, first, row_begin, length, const):
 def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     """Process a span's tiles for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
 
-    `keys` contains the first key that any row of the block sees, and the number of real keys. `bounds` is (begin, end),
-    the bounds of the columns that each row sees. `sink` contains each row's sink, or is None.
+    `keys` consists of the first key that any row of the block sees and the number of real keys. `bounds` is (begin,
+    end), the bounds of the columns that each row sees. `sink` contains each row's sink, or is None.
 
-    If B_r is 16, there are enough registers for one partial row sum per column. The warps, which own different columns,
-    therefore exchange row sums only once, after the loop.
+    If B_r is 16, there are enough registers for one partial row sum per column. The warps own different columns, so
+    they exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = const.B_r == 16
     o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((const.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((const.B_r, const.B_c) if FEW_ROWS else (const.B_r,), tl.float32)  # FA2.A1.L5
-    if sink is not None:  # a sink acts like a key without a value, and is added by only one program per row block
+    if sink is not None:  # a sink acts like a key without a value; one program per row block includes it
         m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, const.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.is_first, one, 0.0)
@@ -230,8 +230,8 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
         k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
-        # The condition col0 < span.stop is always true. It prevents the compiler from converting q's layout ahead of
-        # the loop, where the converted q would occupy registers in every iteration.
+        # col0 < span.stop is always true. This condition prevents the compiler from converting q's layout ahead of the
+        # loop, where the converted q would occupy registers in every iteration.
         q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
@@ -252,7 +252,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return the divisor of o, and L, given m and ℓ of a row's final state.
+    """Return the divisor of o and the value of L, given m and ℓ of a row's final state.
 
     For a row that sees no key, the divisor is 1, which gives O = 0, and L is −∞.
     """
@@ -262,7 +262,7 @@ def finalize(m, l, scale_log2):
 
 @triton.jit
 def group_rows(X, block, row, sizes, const):
-    """Return (B_r, d_pad) pointers to rows of X (Q or O), where `row` contains their indices among a group's rows.
+    """Return (B_r, d_pad) pointers to rows of X (Q or O). `row` contains the indices of these rows in their group.
 
     Row r of a group is query r % N_q of the group's query head r // N_q.
     """
@@ -304,7 +304,7 @@ def attend(queries, cache, block, span, part, scales, sizes, const):
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
-    if const.early_merge:  # allow the merge kernel to start now and wait for this kernel to end
+    if const.early_merge:  # the merge kernel may start now; it waits for this kernel to end
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.is_complete:
@@ -360,7 +360,7 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-LENGTHS = tl.constexpr(256)  # number of entries of key_lengths that are loaded at a time
+LENGTHS = tl.constexpr(256)  # number of key_lengths loaded at a time
 
 
 @triton.jit
@@ -420,7 +420,7 @@ def find_sequence(unit, work, const):
 
 @triton.jit
 def share_of(total, work):
-    """Return the number of work units per program if there are `total` units."""
+    """Return the number of work units per program when `total` units are divided among all programs."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
@@ -429,9 +429,9 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
                     const):  # fmt: skip
     """Process work units w · share:(w + 1) · share as program w.
 
-    A share can comprise the end of one row block, complete row blocks, and the start of another one. If a program
-    processes only some of a row block's units, it writes a partial result with index w + row_block_id. The indices are
-    unique, because w or row_block_id increases from one partial result to the next.
+    These units may include the end of one row block, complete row blocks, and the start of another row block. If a
+    program processes only part of a row block's units, it writes a partial result with index w + row_block_id. The
+    indices are unique, because w or row_block_id increases from one partial result to the next.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)

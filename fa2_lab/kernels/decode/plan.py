@@ -1,4 +1,4 @@
-"""Launches of the decode kernels. This file chooses the tiles, the number of programs, and split-KV or stream-K."""
+"""The launches of the decode kernels, including the choice of tiles, number of programs, and split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
 MAX_ROWS = 64  # per tile
-MERGE_WIDTH = 32  # number of columns of O per program of the merge kernel
+MERGE_WIDTH = 32  # columns of O per program in the merge kernel
 
 # The call -------------------------------------------------------------------------------------------------------
 
@@ -35,9 +35,9 @@ MERGE_WIDTH = 32  # number of columns of O per program of the merge kernel
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice.
 
-    They are faster if each K/V head has few query rows, or up to 64 query rows and a long cache. If num_splits is
-    given, however, the choice must not depend on the number of keys. N_k is the length of the longest sequence in the
-    batch, and a sequence's result must not depend on other sequences.
+    This is the case if each K/V head has few query rows, or if it has up to 64 query rows and the cache is long. If
+    num_splits is given, however, the choice must not depend on the number of keys. N_k is the length of the longest
+    sequence in the batch, and a sequence's result must not depend on other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few_rows = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -57,7 +57,7 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 class PreparedDecode:
     """A prepared decode call, consisting of kernel launches with all arguments bound except the tensors.
 
-    The call accepts Tensors and returns (O, L).
+    Calling the object with Tensors returns (O, L).
     """
 
     attend: launch.Launch
@@ -124,19 +124,19 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """An entry of the tables, with keys per tile, warps, stages, programs per SM, and registers per thread."""
+    """A table entry with keys per tile, warps, stages, programs per SM, and registers per thread."""
 
     B_c: int
     warps: int
     stages: int
     programs_per_SM: int  # number of programs that run concurrently on an SM
-    registers: int = 255  # maximum number per thread, an option that only NVIDIA's compiler accepts
+    registers: int = 255  # maximum per thread, an option that only NVIDIA's compiler accepts
 
 
 # {case: {d_pad: DecodeConfig}}. decode_config() selects the first matching case that contains d_pad. The entries for
-# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB in flight
-# per SM is best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit, which means that no
-# registers spill and that an SM holds programs_per_SM programs.
+# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, which needs about 96 KiB in
+# flight per SM. For all entries, `python -m pytest tests/heart/test_compile.py` checks that no registers spill and that
+# an SM can hold programs_per_SM programs.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -147,7 +147,7 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.USE_LOW_REG else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-# This table is also used for all other NVIDIA GPUs, because its tiles fit in 99 KiB, the shared memory of smaller GPUs.
+# This table is also used for all other NVIDIA GPUs, because its tiles fit even in 99 KiB of shared memory.
 FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": FOR_HOPPER["fp32"],
@@ -215,7 +215,7 @@ def chip_table() -> dict:
 
 
 def has_pdl(device: torch.device) -> bool:
-    """Return whether the GPU supports programmatic dependent launch (PDL), which lets kernels overlap.
+    """Return whether the GPU supports programmatic dependent launch (PDL).
 
     With PDL, a kernel can start before the previous kernel ends.
     """
@@ -230,7 +230,7 @@ class Partition(NamedTuple):
 
     splits: int  # number of splits per head, or 0 for stream-K
     programs: int
-    share: int  # work units per stream-K program, or a minimum if the host does not know the lengths
+    share: int  # work units per stream-K program, or a lower bound if the host does not know the lengths
     whole_heads: bool  # whether every program reads whole heads, so that no merge is needed
 
 
@@ -266,7 +266,7 @@ def constants_of(
     """Return the decode kernels' compile-time constants.
 
     With stream-K, all tiles are masked, because a program's share may end anywhere in a head. All tiles are also masked
-    if there are more programs than `slots`. In this case, the kernel without masks takes about 10% longer on an H200,
+    if there are more programs than `slots`, because the kernel without masks then takes about 10% longer on an H200,
     even though it has fewer instructions. If `early_merge` is set, the merge kernel may start before the kernel that
     reads the keys has ended.
     """
@@ -309,7 +309,7 @@ class Shape(NamedTuple):
     page: int  # keys per page, or 0 if the cache is not paged
     pages: int
     table_stride: int  # distance between the rows of the block table
-    one_length: bool  # whether programs can assume N_k keys per sequence instead of reading the lengths
+    one_length: bool  # whether all sequences are known to have N_k keys, so that programs need not read the lengths
 
     @property
     def H(self) -> int:

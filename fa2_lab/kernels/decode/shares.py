@@ -1,7 +1,7 @@
-"""The rules by which decode divides the keys of all heads among programs, without Triton or torch.
+"""The rules by which decode divides the keys of all heads among programs, in plain Python.
 
 Decode has too few heads to fill a GPU, so several programs read each head's keys. If the query rows of a K/V head
-occupy several row blocks, each row block counts as a head in this file. The work can be divided in two ways:
+occupy several row blocks, each row block counts as a head in this file. There are two ways to divide the work:
 
     split-KV   every head has the same number of programs, called splits, where split w reads tiles w, w + splits, …
     stream-K   the work of all heads is concatenated, and every program gets an equal share, even across heads:
@@ -14,14 +14,14 @@ case, each program works on a single head, and tiles that are read concurrently 
 from fa2_lab.tiles import cdiv
 
 # These values were fitted on an H200 with `python -m fa2_lab bench decode`.
-WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they use this fraction of the slots over all waves
-SPLITS_FILL = 0.95  # stream-K on all slots is as fast if splits fill less than this fraction
+WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they occupy this fraction of the slots in all waves
+SPLITS_FILL = 0.95  # stream-K on all slots is as fast if splits fill less than this fraction of them
 
 FP32_BYTES = 4  # bytes per element of m, l and o in a partial result, which are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether one program per head fills nearly all `slots` in every wave if all heads have the same length."""
+    """Return whether one program per head fills nearly all `slots` in every wave, for `heads` heads of equal length."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
@@ -41,7 +41,7 @@ def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> in
 
 
 def partial_bytes(rows: int, d: int) -> int:
-    """Return the number of bytes moved by writing and reading a partial result (m, ℓ, o) of `rows` rows once."""
+    """Return the number of bytes moved by writing and then reading a partial result (m, ℓ, o) of `rows` rows."""
     return 2 * rows * (d + 2) * FP32_BYTES
 
 

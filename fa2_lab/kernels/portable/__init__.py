@@ -1,1 +1,1 @@
-"""The portable FlashAttention-2 kernels, forward and backward, written in plain Triton to run on every GPU."""
+"""The portable FlashAttention-2 kernels, forward and backward, in plain Triton that runs on every GPU."""

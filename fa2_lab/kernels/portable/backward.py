@@ -44,7 +44,7 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class QueryTensors(NamedTuple):
-    """The tensors of all heads that have one row or one element per query, and the strides of Q and dO."""
+    """The per-query tensors of all heads, with one row or element per query, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -66,7 +66,7 @@ class Group(NamedTuple):
 
 
 class ColumnBlock(NamedTuple):
-    """The tiles of K and V in a column block, its columns, and the rows begin:end that see each column."""
+    """A column block's tiles of K and V, its columns, and the rows begin:end that see each column."""
 
     k_j: tl.tensor  # (B_c, d)
     v_j: tl.tensor  # (B_c, d)
@@ -85,7 +85,7 @@ class BackwardScalars(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load one element for each of a head's rows `row` from X, which is L or D."""
+    """Load the elements for rows `row` of a head from X, which is L or D."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     # Summing over a dimension of size 1 leaves the values unchanged, but makes Triton load each value once per block
@@ -95,13 +95,13 @@ def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def mask_empty_rows(L_i, row, N_q):
-    """Return L_i, with ∞ for rows that see no key or do not exist, so that their P is 0 regardless of the bias."""
+    """Return L_i with ∞ in rows that see no key or do not exist, so that their P is 0 regardless of the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Recompute a tile's P from L_i, and return it with the scores before the scale and the bias b_ij are applied.
+    """Recompute a tile's P from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
 
     The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other
     arguments have the tile's shape or broadcast to it.
@@ -117,7 +117,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     if MASKED:
         power = tl.minimum(power, 100.0)  # masked scores must not overflow; visible ones stay far below 100
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # this includes all scores of a row that sees no key and has L = −∞
+    if MASKED:  # masked scores include those of rows that see no key and have L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij, s_ij
 
@@ -156,7 +156,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry, because dropout is not supported for packed sequences, where it would be a row.
+        # q_base is the batch entry. It would be a row for packed sequences, but these do not support dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -179,7 +179,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        row0 += B_r  # advance to the next tile, then to the ragged end at `second`, then to the next head
+        row0 += B_r  # continue with the next tile, the ragged end at `second`, or the next head
         if MASKED:
             row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
         if GROUPED:
@@ -224,8 +224,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j is the sum over all query heads in the group, so a single multiplication suffices only if they share one
-    # scale τ.
+    # dk_j is the sum over all query heads in the group, so a single multiplication suffices only if all of them share
+    # one scale τ.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -258,7 +258,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i for row block i of a query head, which one program owns, as in the forward."""
+    """Compute D_i and dQ_i for row block i of a query head. As in the forward, each program owns one row block."""
     B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)

@@ -41,7 +41,7 @@ class BiasContext(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """The rows of a row block, the columns begin:end that each row sees and, in the backward, L and D."""
+    """A row block's rows, the columns begin:end that each row sees and, in the backward, its L and D."""
 
     row: tl.tensor  # (B_r,)
     begin: tl.tensor  # (B_r, 1)
@@ -62,10 +62,10 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
                 bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Process the tiles in `span` for a row block, and return the updated softmax state.
 
-    The state consists of o_i, divided into pieces (B_r, const.o_chunk), m_i (B_r,) and l_i (B_r,). K and V are Heads.
-    `span` is the ColSpan of the tiles, and `keys` are the KeyBounds, outside which no key is read. `window` is (left,
-    right). `dropout` is a DropoutKey or None, and `bias` is a function or None. If MASKED is true, each column is
-    compared with each row's bounds in the RowBlock.
+    The state consists of o_i, m_i (B_r,) and l_i (B_r,), where o_i is a tuple of pieces (B_r, const.o_chunk). K and V
+    are Heads. `span` is the ColSpan of the tiles, and `keys` are the KeyBounds, outside which no key is read. `window`
+    is (left, right). `dropout` is a DropoutKey or None, and `bias` is a function or None. If MASKED is true, each
+    column is compared with each row's bounds in the RowBlock.
     """
     o_i, m_i, l_i = state
     row = row_block.row
@@ -127,7 +127,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         o_i += (tl.zeros((B_r, const.o_chunk), tl.float32),)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
-    if sinks is not None:  # a sink acts like a key that every row sees, but it contributes only to l, not to o
+    if sinks is not None:  # a sink acts like a key that every row sees, but contributes only to l, not to o
         m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.scale_log2)
         l_i += 1.0
     # Tiles on the diagonal are processed first. The order does not affect the result, but in the opposite order, ptxas
@@ -150,7 +150,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
     """Return a function of `tensors` that runs the portable forward for calls like this one (see dispatch.py).
 
-    The launch has one program per row block. If `config` is None, the tables determine it.
+    The launch has one program per row block. If `config` is None, the configuration is taken from the tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)

@@ -30,7 +30,8 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 def add_tile(x, accum, at, buffer):
     """Add x, a (64, 64) or (64, 128) tile, to `accum` with TMA, starting at line `at`. A line has 32 elements.
 
-    x is first stored in the shared-memory `buffer`, in two halves if x is (64, 128), and TMA reads it from there.
+    x is first stored in the shared-memory `buffer`, from which TMA reads it. If x is (64, 128), it is stored and added
+    in two halves.
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
@@ -43,7 +44,7 @@ def add_tile(x, accum, at, buffer):
 
 @gluon.jit
 def add_lines(x, accum, at, buffer):
-    """Store x, a (128, 32) tile, in the shared-memory `buffer`, and add it to `accum` with TMA, from line `at` on."""
+    """Store x, a (128, 32) tile, in the shared-memory `buffer`, and add it to `accum` with TMA at line `at`."""
     tma.store_wait(0)  # wait until TMA has read the buffer's previous contents
     buffer.store(x)
     fence_async_shared()

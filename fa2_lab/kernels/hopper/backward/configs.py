@@ -23,7 +23,7 @@ class PortableLimits(NamedTuple):
 
     max_N_k: int
     max_row_blocks_per_SM: float  # number of 64-row blocks per SM, over all heads
-    max_N_q_if_half_idle: int  # limit on N_q if the portable programs for dK and dV occupy less than half of the SMs
+    max_N_q_if_half_idle: int  # limit on N_q if portable programs for dK and dV occupy fewer than half of the SMs
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BackwardConfig:
     dv_late: bool  # whether P dO starts only after dS is in shared memory, which saves registers
     dk_late: bool  # whether dS Q is deferred to the next step
     v_in_registers: bool  # whether half of V stays in registers
-    last_first: bool  # whether row blocks are visited in reverse; the last one sees all column blocks
+    last_first: bool  # whether to visit row blocks in reverse, from the last one, which sees all column blocks
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
 
     @property
@@ -56,13 +56,13 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     """Return the fastest configuration for a call. `ragged` is True if a column block may extend past the last key.
 
     `masked` is True for the causal mask and for windows, which use the configurations measured for the causal mask. The
-    fields of BackwardConfig were chosen by measurement. Under the causal mask, dk_late makes calls 2 to 7% faster,
-    although at d = 128 this requires more than 2,048 rows. Without a mask, it makes them 2 to 4% slower. With Triton
-    3.9, dk_late makes all calls up to 4% slower. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128,
-    but calls with a mask or with `deterministic` do not have enough registers for it. last_first is 1 to 5% faster at d
-    = 64 for long sequences, and up to 6% slower at d = 128 for short ones. With `deterministic`, an instruction order
-    that avoids spills is 1 to 3% slower, at d = 128 or under the causal mask, than one that spills up to 48 bytes per
-    thread.
+    fields of BackwardConfig were chosen by measurement. Under the causal mask, dk_late makes calls 2 to 7% faster, but
+    at d = 128, only calls with more than 2,048 rows benefit. Without a mask, dk_late makes calls 2 to 4% slower, and
+    with Triton 3.9, it makes all calls up to 4% slower. v_in_registers takes 16 registers and makes calls 1 to 4%
+    faster at d = 128, but calls with a mask or with `deterministic` do not have enough registers for it. last_first
+    makes long sequences 1 to 5% faster at d = 64, and short ones up to 6% slower at d = 128. With `deterministic`, at d
+    = 128 or under the causal mask, an instruction order without spills is 1 to 3% slower than one that spills up to 48
+    bytes per thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
@@ -78,8 +78,8 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
 # the three launches here. At d = 96 and d = 128, this saving exceeds the 2 to 6 µs that the portable kernels lose on
 # the GPU. At d = 32, the Hopper kernel pads rows to 64 elements, yet is 1.03 to 2.1 times as fast from 2,049 keys
 # upwards (Triton 3.9). The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows with few
-# keys, because each portable program owns at most 64 keys and loops over all rows, so a few programs would keep a few
-# SMs busy for a long time.
+# keys. In this case, there would be few portable programs, because each of them owns up to 64 keys, and each program
+# would loop over all rows, leaving most SMs idle for a long time.
 PORTABLE_IS_FASTER = {  # {largest d: limits}
     32: PortableLimits(2048, math.inf, 2048),
     64: PortableLimits(512, 2, 2048),
@@ -104,10 +104,10 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     return grouped or not (little_work or half_empty)
 
 
-# The cost of dividing a column block among programs, where 1 is the cost of one step (one row block).
+# The cost of dividing a column block among programs, in units of one step (one row block).
 PART_COST = {64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
-SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: fixed, and per column of all blocks
-IDLE_SHARE = 1 / 5  # idle time at the end, relative to the longest masked part, because such parts differ in length
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a fixed part, and a part per column
+IDLE_SHARE = 1 / 5  # idle time at the end, as a share of the longest part, if masked parts differ in length
 DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2
 
 
@@ -132,15 +132,14 @@ def choose_parts(column_blocks: int, steps: int, SMs: int, masked: bool, group: 
 
 
 def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_per_head: int) -> int:
-    """Return how many of the `heads` heads to process concurrently if each has `blocks` column blocks.
+    """Return the number of heads to process concurrently, given `heads` heads with `blocks` column blocks each.
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
     concurrent programs read the same rows and dQ's accumulators stay in L2. With a mask, column blocks take different
-    amounts of time. To balance the load, enough heads to fill most SMs are processed concurrently, and never fewer than
-    a minimum. This minimum is four heads if more than two query heads share a K/V head. Otherwise, it is the number of
-    heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB of L2.
-    even_l2_group() may return up to twice the minimum. With even more heads, calls become 10% and eventually 40%
-    slower.
+    amounts of time. To balance the load, the number of heads is at least a minimum, and large enough to fill most SMs.
+    The minimum is four if more than two query heads share a K/V head. Otherwise, it is the number of heads, from two to
+    eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB of L2. even_l2_group() may
+    return up to twice the minimum. With even more heads, calls become 10% and eventually 40% slower.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_per_head))
     return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if masked else 1
@@ -149,7 +148,6 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
 def deterministic_l2_group(N_q: int, d: int, group: int) -> int:
     """Return the number of K/V heads to process concurrently if dQ is accumulated in a fixed order.
 
-    More heads hide more of the writers' waiting time. Their number is limited to those whose Q and dO fit in 8 MiB of
-    L2.
+    More heads hide more of the writers' waiting time, but their Q and dO must fit in 8 MiB of L2.
     """
     return max(1, 8 * MiB // (4 * N_q * d * group))

@@ -2,12 +2,12 @@
 
 Each of the two consumer warpgroups owns 64 columns of the block and keeps their dK and dV in registers. All tiles are
 transposed, so that P and dS can be used as left operands directly from registers. dS is also stored in shared memory,
-because dQ needs the dS of both consumers. The matmul for a row block's dQ runs while the next row block's exponentials
-are computed. TMA then adds its result to dQ in HBM.
+because dQ needs the dS of both consumers. The matmul for a row block's dQ overlaps with the exponentials of the next
+row block, and TMA then adds the result to dQ in HBM.
 
-The functions that start the matmuls are in products.py, while this file determines the order in which they start and
-what waits for their results. Some matmuls can start earlier or later, and configs.py lists the fastest order for each
-head dimension and mask. In all functions, c is a consumer's index, n counts the row blocks that this program has
+The functions that start the matmuls are in products.py. This file determines the order in which the matmuls start and
+where their results are awaited. Some matmuls can start earlier or later, and configs.py lists the fastest order for
+each head dimension and mask. In all functions, c is a consumer's index, n counts the row blocks that this program has
 processed, and r counts its column blocks.
 """
 
@@ -68,7 +68,7 @@ class BackwardSharedStorage:
 
 @gluon.jit
 def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
-    """Run the producer warp, which announces column blocks to the consumers and starts a copy once its stage is empty.
+    """Run the producer warp, which announces column blocks to the consumers and fills each stage once it is empty.
 
     If column blocks are divided into parts, the scheduler treats each part of a K/V head as a head with the same number
     of column blocks. If dQ is accumulated in a fixed order, the last column block is scheduled first (semaphore.py
@@ -90,7 +90,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
         col = j * geometry.B_c
         length = sequence.length(batch)
         first = sequence.first_row_block(col, length)
-        per_head = sequence.end_of_row_blocks(col, length, T) - first  # row blocks per query head
+        per_head = sequence.end_of_row_blocks(col, length, T) - first  # number of row blocks per query head
         steps = geometry.group * per_head
         begin, end = steps * part // parts, steps * (part + 1) // parts
         if begin < end:
@@ -101,7 +101,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
             fields += dkv_turn, sem_index
             smem.mailbox.send(r, fields)
-            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that the tiles become zeros
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, which makes all tiles zero
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # wait for the previous kernel to end, because this kernel uses its results and accumulators
@@ -128,7 +128,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
 def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
     """Run consumer warpgroup c, which computes dK and dV for its 64 columns of every column block."""
     d: gl.constexpr = smem.config.d_pad
-    n = 0  # number of row blocks so far, in step with the producer's count
+    n = 0  # number of row blocks processed so far
     r = 0
     steps = receive(r, smem.mailbox)
     while steps > 0:
@@ -173,13 +173,13 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
     """
     k = smem.k.wait(r).slice(c * COLS, COLS, 0)
     v = smem.v.wait(r).slice(c * COLS, COLS, 0)
-    # Each consumer zeroes its own 64 rows of K. Its matmul for dQ also reads the other consumer's rows, but not until
-    # the other consumer has zeroed them, issued a fence, and arrived at ds_filled.
+    # Each consumer zeroes its own 64 rows of K. For dQ, a consumer also needs the other consumer's rows, but it waits
+    # at ds_filled until that consumer has zeroed them and issued a fence.
     if geometry.key_lengths is not None:
         real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
-    if geometry.left is not None:  # the first row sees the leftmost keys, so no row sees any key before them
+    if geometry.left is not None:  # keys to the left of the first row's interval are seen by no row
         unseen = geometry.col_begin(0) - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)
@@ -188,10 +188,7 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
 
 @gluon.jit
 def load_v(v, smem):
-    """Return the first V_REG_COLS columns of v (64, d), loaded into registers, if v_in_registers is set.
-
-    Otherwise, return v itself, which remains in shared memory.
-    """
+    """Return the first V_REG_COLS columns of v (64, d) as registers if v_in_registers is set, and v otherwise."""
     if smem.config.v_in_registers:
         v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, acc_layout(smem.config.B_r), 2))
     return v
@@ -203,8 +200,8 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 
     Return dk, dv and row block n's dS. The argument ds is the previous row block's dS, or None in the first step. v is
     the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `bounds` is the result of
-    seeing_rows(). P equals 2 raised to the scores times `scale_log2`. If dk_late is set, the matmul for dK is also
-    delayed by one step, so it runs during the next row block.
+    seeing_rows(). P is 2^(scale_log2 · s) for scores s. If dk_late is set, the matmul for dK is also delayed by one
+    step and runs during the next row block.
     """
     FIRST: gl.constexpr = ds is None
     smem.row_blocks.wait(n)
@@ -224,10 +221,10 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
     if not smem.config.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if smem.config.dv_late and not bounds.CUT:  # p in deps gains 1%, with the same SASS order of exponentials
+        if smem.config.dv_late and not bounds.CUT:  # p in deps gains 1%, despite the same SASS order of exponentials
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # only dV's matmul may still run
+            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # the matmul for dV may still run
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -249,9 +246,9 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 def exchange_ds(c: gl.constexpr, n, ds, smem):
     """Store this consumer's dS for the n-th row block in shared memory.
 
-    Both consumers read this dS in the next step, while the following dS is written to a second buffer. The fence makes
-    the stored dS visible to the tensor cores. It also orders the reads in row_blocks.load_acc_init() before the TMA
-    copy that overwrites the row block once it has been released.
+    There are two buffers, because both consumers read dS in the next step, in which they also store the next dS. The
+    fence makes the stored dS visible to the tensor cores. It also orders the reads in row_blocks.load_acc_init() before
+    the TMA copy that overwrites the row block once it has been released.
     """
     smem.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
@@ -260,7 +257,7 @@ def exchange_ds(c: gl.constexpr, n, ds, smem):
 
 @gluon.jit
 def wait_for_dk(n, dk, ds, smem, others: gl.constexpr):
-    """Wait for dK's matmul, but not for the `others` later ones, release Q and dO, and return dk."""
+    """Wait for dK's matmul and release Q and dO. The `others` matmuls started after it may still be running."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     smem.row_blocks.release(n)
     return dk
@@ -307,9 +304,9 @@ def write_dk_dv(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
-    """Write consumer c's dK or dV, given as x (64, d), to X with a TMA copy.
+    """Write x (64, d), which is consumer c's dK or dV, to X with a TMA copy.
 
-    The copy passes through the consumer's shared-memory buffer for dQ.
+    The copy reads x from the consumer's shared-memory buffer for dQ.
     """
     room: gl.constexpr = stacked(smem.config.B_r // 64, X.block_shape)
     tile = smem.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)

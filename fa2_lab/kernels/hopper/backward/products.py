@@ -38,7 +38,7 @@ def start_scores(c: gl.constexpr, n, q, bounds, smem):
 def start_dp(n, v, v_regs, do, smem):
     """Start the matmul V dOᵀ − D (64, B_r) for the n-th row block, with an accumulator initialized to −D.
 
-    If v_in_registers is set, `v_regs` is the half of V in registers, and otherwise it is v.
+    `v_regs` is the result of load_v(), which contains half of V if v_in_registers is set.
     """
     dp = broadcast_init(smem.row_blocks.load_acc_init(n, 1))
     if smem.config.v_in_registers:
@@ -67,7 +67,7 @@ def start_dv(dv, p, do):
 
 @gluon.jit
 def start_dk(n, dk, ds, smem):
-    """Start the matmul that adds the n-th row block's dS Q to dk (64, d). ds must stay in registers until it ends."""
+    """Start the matmul that adds dS Q of the n-th row block to dk (64, d). ds must stay in registers until it ends."""
     q, _ = smem.row_blocks.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 

@@ -21,7 +21,7 @@ COLS = gl.constexpr(64)  # per consumer
 COLUMN_BLOCK_FIELDS = gl.constexpr(  # a column block's fields in the mailbox; if `steps` is 0, no block is left
     ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )
-# The fields of a row block. Reading `k_stage` saves the 14 registers that K's addresses would take.
+# The fields of a row block. `k_stage` is among them, because keeping K's addresses would take 14 registers.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # used if dK and dV are accumulated in a fixed order (semaphore.py)
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
@@ -35,7 +35,7 @@ class RowBounds:
 
     begin: gl.tensor  # (64,), the first row that sees each column
     unmasked_from: gl.tensor  # the first row that sees the whole column block
-    end: gl.tensor | gl.constexpr  # the end of the rows that see the first column, or None if unbounded
+    end: gl.tensor | gl.constexpr  # first row after those that see the first column, or None if there is no bound
     CUT: gl.constexpr  # whether some tiles may need a mask
 
 
@@ -54,7 +54,7 @@ def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @gluon.jit
 def first_seeing_rows(c: gl.constexpr, r, mailbox, geometry):
-    """Return, for each of consumer c's 64 columns in the r-th column block, the first row that sees it."""
+    """Return the first row that sees each of consumer c's 64 columns in the r-th column block."""
     row_begin = mailbox.read(r, "row_begin")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(geometry.B_r)))
     row_begin += key if geometry.HAS_RIGHT_BOUND else 0 * key
@@ -80,7 +80,7 @@ class RowBlockPipeline:
 
     @gluon.jit
     def load(self, n, k_stage, Q, dO, acc_init, batch_or_end, head, i, N_q, row_block_id, dq_turn):
-        """Producer: wait until the stage is empty, and start copying row block i of a head as the n-th row block.
+        """Producer: once the stage is empty, start copying row block i of a head, the n-th one of this program.
 
         N_q is the number of rows in the head or packed sequence. `row_block_id` is row block i's index among all row
         blocks of the call. `dq_turn` is the number of column blocks that must add to this row block's dQ before the
@@ -109,7 +109,7 @@ class RowBlockPipeline:
 
     @gluon.jit
     def load_acc_init(self, n, which: gl.constexpr):
-        """Consumer: return the initial values, (1, B_r), of S if `which` is 0, or of dP if it is 1."""
+        """Consumer: return the initial values of S (if `which` is 0) or of dP (if `which` is 1) as (1, B_r)."""
         # TMA will overwrite these values, so exchange_ds() issues a fence between this read and release().
         both = self.acc_init.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -128,7 +128,7 @@ class RowBlockPipeline:
 
 @gluon.jit
 def new_row_block_pipeline(Q, dO, acc_init, fields: gl.constexpr):
-    """Create an empty ring with two stages for tiles of Q, dO and `acc_init`, all given as tensor descriptors."""
+    """Create an empty two-stage ring for tiles of Q, dO and `acc_init`, which are tensor descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

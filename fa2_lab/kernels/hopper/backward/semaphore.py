@@ -33,21 +33,21 @@ setp.lt.u32 early, count, $2;
 @early bra AGAIN;
 fence.proxy.async.global;
 mov.u32 $0, count;
-}""")  # prevents TMA, which accesses memory through another proxy, from adding too early
+}""")  # prevents TMA, which accesses memory through a different proxy, from adding too early
 PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
 @triton.aggregate
 class Semaphore:
-    """Counters of additions in HBM: one per consumer and row block, then one per consumer and column block.
+    """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
 
     Each writer waits until its counter reaches its turn. Counters start at 0. If the starts of packed sequences
-    decrease, which is invalid, they start past the last turn instead, so that no writer waits forever. If USED is
-    false, there are no counters, and no writer waits.
+    decrease, which is invalid, the counters start past the last turn instead, so that no writer waits forever. If USED
+    is false, there are no counters, and no writer waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
-    handed: gl.shared_memory_descriptor  # two barriers per consumer: its partial dQ was stored, and was read
+    handed: gl.shared_memory_descriptor  # two barriers per consumer: one for stored, one for read results
     USED: gl.constexpr
 
     @gluon.jit
@@ -63,7 +63,7 @@ class Semaphore:
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
-        """Consumer c: wait until its writer has read the partial results for all row blocks before the n-th."""
+        """Consumer c: wait until its writer has read the partial results of all row blocks before the n-th."""
         if self.USED:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
@@ -89,15 +89,15 @@ class Semaphore:
     def pass_on(self, sem_index):
         """Increment the counter with index `sem_index` once all of TMA's additions are in memory.
 
-        This allows the next consumer to add to the tile.
+        The next consumer can then add to the tile.
         """
         gl.inline_asm_elementwise(PTX_WAIT_BULK_GROUP, "=r", [], gl.int32, is_pure=False, pack=1)
-        all_threads()  # one thread started the TMA addition, and another one increments the counter
+        all_threads()  # the thread that started the TMA addition may not be the one that increments the counter
         gl.atomic_add(self.counters + sem_index, 1, sem="release")
 
 
 @gluon.jit
 def new_semaphore(counters):
-    """Create the semaphore shared by all consumers and their writers."""
+    """Create the semaphore that all consumers and their writers share."""
     USED: gl.constexpr = counters is not None
     return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)

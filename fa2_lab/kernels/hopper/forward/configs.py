@@ -52,7 +52,7 @@ class ForwardConfig:
 
     B_c: int  # keys per tile
     consumers: int  # warpgroups with 64 rows each
-    stages: int  # number of stages in K's ring, and in V's ring
+    stages: int  # number of stages in each of the two rings, K's and V's
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
     separate_O_buffer: bool = True  # whether O is copied to HBM from its own buffer instead of Q's
@@ -67,7 +67,7 @@ class ForwardConfig:
     def registers(self) -> int:
         """The number of registers per consumer thread.
 
-        The consumers share all of an SM's registers except those of the producer, at most 32 per thread.
+        The producer uses at most 32 registers per thread, and the consumers share all others of an SM.
         """
         return min(240, (512 - 32) // self.consumers)
 
@@ -88,8 +88,8 @@ class ForwardConfig:
     def options(self) -> dict:
         """The compiler options for the launch.
 
-        At d = 256, the option that saves registers is unnecessary, because the kernel computes Q's addresses only when
-        they are needed, which saves enough.
+        At d = 256, the option for saving registers is unnecessary, because the kernel saves enough by computing Q's
+        addresses only when they are needed.
         """
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
@@ -104,15 +104,15 @@ ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, 
 # These configurations use half as many keys per tile. They suit short causal rows, where the diagonal cuts most tiles,
 # and unmasked rows that leave much of the last tile empty or, at d = 64, are so short that an earlier start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
-# This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths.
-# The next one has half as many keys per tile.
+# This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths. A
+# variant has half as many keys per tile.
 TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # This configuration suits many rows with d from 72 to 128, because K and V are read once per 192 rows.
 THREE_CONSUMERS = ForwardConfig(64, consumers=3, stages=5, separate_O_buffer=False)
 
-# Without a mask, all row blocks take the same time, so the model counts rounds of one block per SM. Only configurations
-# with the same d_pad are compared.
+# Without a mask, all row blocks take the same time, so they are modeled as rounds of one block per SM. Only
+# configurations with the same d_pad are compared.
 UNMASKED_TIMES = {  # {d_pad: times}
     64: [
         UnmaskedTime(ONE_CONSUMER[64], 0.75, 0.0),
@@ -129,7 +129,7 @@ UNMASKED_TIMES = {  # {d_pad: times}
     256: [UnmaskedTime(DEFAULT[256], 1.0, 1.0), UnmaskedTime(ONE_CONSUMER[256], 0.75, 0.45)],
 }
 
-# Under the causal mask, row blocks take different amounts of time, so counting rounds is not possible. Instead, the
+# Under the causal mask, row blocks take different amounts of time, so they cannot be modeled as rounds. Instead, the
 # first matching case is used. If N_k is at least 1.5 N_q and the call has no key_lengths, row blocks differ so little
 # that UNMASKED_TIMES is used.
 CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
@@ -172,8 +172,8 @@ def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     """Return the configuration for a call with a window, for d up to 128.
 
     Tiles have 64 keys, because both edges of the window cut tiles. The mask for a window takes registers. Above d =
-    128, there are too few registers, and above d = 64, some would spill if the window had no right bound. The only
-    right bound with special treatment is that of the causal mask, right = 0.
+    128, there are too few registers. Above d = 64, some registers would spill without `low_reg_schedule`, unless the
+    right bound is that of the causal mask (right = 0).
     """
     return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
@@ -209,7 +209,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper forward is the fastest choice. `heads` is the number of query heads in the batch."""
+    """Return whether the Hopper forward is the fastest choice. `heads` is the number of query heads over the batch."""
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q
@@ -225,7 +225,7 @@ def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
     mask, row blocks take different amounts of time, and processing several heads concurrently balances the load. In
     this case, return the number of heads whose K and V fit in 11 MiB of L2, or in 21 MiB if one head's K and V take 1
-    MiB or more. even_l2_group() may increase the number up to twofold.
+    MiB or more. even_l2_group() may return up to twice this number.
     """
     if not causal:
         return 1

@@ -36,7 +36,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 )
 from fa2_lab.kernels.triton_versions import by_triton
 
-ROWS = gl.constexpr(64)  # rows per consumer, which is the number of rows in a warpgroup's matmul
+ROWS = gl.constexpr(64)  # rows per consumer, as in a warpgroup's matmul
 # The fields of a row block in the mailbox. A negative row means that no row block is left.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "q_batch_or_end", "head"))
 PACKED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "N_q", "N_k"))
@@ -61,13 +61,13 @@ class ForwardSharedStorage:
 
 @gluon.jit
 def producer(Q, K, V, smem, scheduler, geometry):
-    """Run the producer warp, which announces row blocks to the consumers and starts a copy once its stage is empty.
+    """Run the producer warp, which announces row blocks to the consumers and starts each copy once its stage is empty.
 
     Each tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
     releases a tile of V together with the next tile of K. Therefore, if K's stage is empty, V's stage is empty as well.
     """
     CONSUMERS: gl.constexpr = smem.config.consumers
-    n = 0  # number of tiles of K so far, and of V
+    n = 0  # number of tiles loaded so far, for K and for V
     r = 0  # row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
@@ -86,7 +86,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
                 smem.k.load(n + j, K, k_batch_or_end, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
                 smem.v.load(n + j - 1, V, k_batch_or_end, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
-            t = scheduler.next()  # fetched late for load balance, but early enough that queued copies hide the latency
+            t = scheduler.next()  # late for load balance, but early enough that queued copies hide the atomic's latency
             smem.k.acquire(n)
             smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
@@ -102,14 +102,14 @@ def producer(Q, K, V, smem, scheduler, geometry):
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
     """Run consumer warpgroup c, which computes O and L for its 64 rows in every row block of this program."""
-    n = 0  # number of tiles so far, in step with the producer's count
+    n = 0  # number of tiles processed so far
     r = 0
     row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # Two intervals of tiles: the tiles all_begin … all_end − 1 of all consumers, and the tiles first … end − 1 of
-        # this consumer. If its rows are past the last row, it has no tiles, and end = first.
+        # Two intervals of tiles matter: all_begin … all_end − 1 for all consumers, and first … end − 1 for this consumer.
+        # If this consumer's rows are past the last row, it has no tiles, and end = first.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
@@ -177,7 +177,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     bounds = seen_columns(row, length, geometry)
     o = gl.zeros([ROWS, d], gl.float32, acc_layout(d))  # FA2.A1.L5
 
-    if geometry.key_lengths is not None:  # two stages prevent a deadlock at this wait: see forward_kernel()
+    if geometry.key_lengths is not None:  # with two stages, this wait cannot deadlock: see forward_kernel()
         zero_oob_rows(smem.v.wait(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, smem)
     smem.ping_pong.pass_on(c)
@@ -194,10 +194,10 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
         o, m, row_scale, l, p = step(
             c, n + j, o, m, row_scale, l, p, q, bounds, end - 1 - j, smem, geometry, scale_log2
         )
-    if smem.config.separate_O_buffer:  # allow the next row block's Q to be copied
+    if smem.config.separate_O_buffer:  # the next row block's Q can now be copied
         smem.q.release(q_tile)
 
-    if geometry.left is not None:  # the first row sees the leftmost keys, so no row sees any key before them
+    if geometry.left is not None:  # keys to the left of the first row's interval are seen by no row
         zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, smem.v.wait(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -236,8 +236,8 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
 
     The n-th tile is tile j of the keys. The argument p is the previous tile's P, and `bounds` is the result of
     seen_columns(). Return o, m, row_scale, l and the n-th tile's p. ptxas determines which instructions overlap with P
-    V. With Triton 3.9, the row maxima and at most 9 of the 68 exponentials do. At d = 64 under the causal mask, none
-    do, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    V. With Triton 3.9, these are the row maxima and at most 9 of the 68 exponentials. At d = 64 under the causal mask,
+    nothing overlaps, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, smem)
     o = warpgroup_mma(p, smem.v.wait(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -248,8 +248,8 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.config.d_pad)
-    # ptxas moves this wait up, ahead of nearly all exponentials. Adding p_next to `deps` is no remedy, because it has
-    # no effect without a mask, and causes register spills at d = 64 under the causal mask.
+    # ptxas moves this wait up, ahead of nearly all exponentials. Adding p_next to `deps` does not help: it has no
+    # effect without a mask, and causes register spills at d = 64 under the causal mask.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     smem.k.release(n)  # also releases V's tile n − 1
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
@@ -284,7 +284,7 @@ def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
     tma.async_store(O, tile_at(O, batch_or_end, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
-    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): L is the same in a row's four lanes, and one writes it  FA2.A1.L13
+    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): one of the four lanes with the same L writes it  FA2.A1.L13
     L_i = gl.where(empty[:, None], NEG_INF, L_i)
     L_i, writes = gl.broadcast(L_i, writes)
     at, writes = gl.broadcast(L + geometry.first_L_index(batch_or_end, head, O) + rows, writes)
@@ -326,7 +326,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     # both have at least two stages, because a consumer waits for V's first tile before it releases K's, while the
     # producer fills K's second stage before V's first.
     k = new_pipeline(K, CONFIG.stages, CONSUMERS)
-    v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # each release of K also frees a stage of V
+    v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # released together with K's tiles
     ping_pong = new_ping_pong(CONSUMERS, CONFIG.ping_pong)
     mailbox = new_mailbox(ROW_BLOCK_FIELDS if sequences is None else PACKED_ROW_BLOCK_FIELDS, CONSUMERS)
     smem = ForwardSharedStorage(q, k, v, o, ping_pong, mailbox, CONFIG)

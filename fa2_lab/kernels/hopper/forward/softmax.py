@@ -31,7 +31,7 @@ LOWEST = gl.constexpr(-3.0e38)  # initial value of m; −∞ would give −∞ �
 
 @gluon.jit
 def initial_state(s, scale_log2):
-    """Return the initial m, row_scale and l, each (64, 4), in the layout of s, a tile of scores.
+    """Return the initial m, row_scale and l, each (64, 4), with the layout that goes with s, a tile of scores.
 
     `row_scale` multiplies each row's scores in the exponent. Its initial value is scale_log2, the softmax scale times
     log₂ e.
@@ -79,9 +79,9 @@ def broadcast_state(state, x):
 
 @gluon.jit
 def lane_row_max(x):
-    """Return the largest score that each lane holds in each row, as (64, 4).
+    """Return the largest score of each row among those that a lane holds, as (64, 4).
 
-    The maxima are reduced as a tree, because each maximum in a chain would have to wait for the previous one.
+    The maxima are reduced as a tree, because in a chain, each maximum would have to wait for the previous one.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
@@ -91,8 +91,8 @@ def lane_row_max(x):
 
 # Work that most warps can skip ---------------------------------------------------------------------------------
 
-# Update m, row_scale and alpha of one row in place. `top` is this lane's largest score, and $12 is scale_log2.
-# 0f4D800000 is 2²⁸, and the mask 0x7f800000 rounds a positive number down to a power of two.
+# This PTX updates m, row_scale and alpha of one row in place. `top` is this lane's largest score, and $12 is
+# scale_log2. 0f4D800000 is 2²⁸, and the mask 0x7f800000 rounds a positive number down to a power of two.
 PTX_UPDATE_ROW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
 shfl.sync.bfly.b32 x, all, 2, 31, -1; max.f32 all, all, x;
@@ -124,8 +124,7 @@ def update_row_max(m, row_scale, top, scale_log2):
     `top` is each lane's largest unscaled score. If row_scale · top exceeds m by more than 8 in any of a warp's rows,
     the warp raises m in each of its rows to the row's largest scaled score, unless m is already larger. A row whose m
     is raised gets row_scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The
-    inline PTX processes two elements per thread at a time. These must belong to the thread's rows r and r + 8, in this
-    order.
+    inline PTX processes two elements per thread at a time, from the thread's rows r and r + 8, in this order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(
@@ -154,7 +153,7 @@ def in_place(n):
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """Multiply each row of o (64, d) by its alpha, except in warps where alpha is 1 in every row."""
+    """Multiply each row of o (64, d) by its alpha, except in warps in which alpha is 1 for every row."""
     N: gl.constexpr = o.shape[1] // 2  # elements of o per thread
     x = split_lanes(o)
     x, a = gl.broadcast(x, broadcast_state(alpha, x))
@@ -170,13 +169,13 @@ class ColumnBounds:
     """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
     end: gl.tensor  # (64,), the column at which each row's interval ends
-    end_full_tile: gl.tensor  # number of tiles that end no later than every row's interval
+    end_full_tile: gl.tensor  # number of tiles that end at or before the end of every interval
     begin: gl.tensor | gl.constexpr  # (64,), the column at which each row's interval begins, or None for column 0
-    first_full_tile: gl.tensor | gl.constexpr  # first tile that begins no earlier than every row's interval
+    first_full_tile: gl.tensor | gl.constexpr  # first tile that begins at or after the beginning of every interval
 
     @gluon.jit
     def cuts(self, j):
-        """Return whether tile j needs a mask, which is the case if it contains a column that some row does not see."""
+        """Return whether tile j needs a mask because it contains a column that some row does not see."""
         if self.begin is None:
             return j >= self.end_full_tile
         else:

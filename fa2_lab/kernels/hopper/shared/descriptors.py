@@ -41,8 +41,8 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
     """Return three values that all descriptors with the same tile size share.
 
-    The values are an empty CPU tensor, used as a placeholder until the described tensor's address is known, the block
-    shape, and the layout of a tile in shared memory.
+    The values are an empty CPU tensor as a placeholder until the described tensor's address is known, the block shape,
+    and the layout of a tile in shared memory.
     """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
@@ -85,8 +85,8 @@ def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: i
 def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
     """Return two values that all descriptors of fp32 matrices with the same swizzle share.
 
-    The values are an empty CPU tensor, used as a placeholder until the matrix's address is known, and the layout of a
-    block in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
+    The values are an empty CPU tensor as a placeholder until the matrix's address is known, and the layout of a block
+    in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 

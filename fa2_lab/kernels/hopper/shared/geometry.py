@@ -17,14 +17,14 @@ from fa2_lab.kernels.hopper.shared.descriptors import shape_of
 class Scheduler:
     """The tile scheduler of a persistent kernel, which assigns the blocks of all heads to programs one by one.
 
-    Unless DYNAMIC_FIRST is set, a program's own index is the index of its first block. The program fetches the index of
-    every further block from a counter in HBM, so programs that finish early compute more blocks. Static scheduling of
-    the same blocks took up to 1.6 times as long.
+    Unless DYNAMIC_FIRST is set, program i starts with block i. Programs fetch the index of every other block from a
+    counter in HBM, so programs that finish early compute more blocks. Static scheduling took up to 1.6 times as long
+    for the same blocks.
     """
 
-    counter: gl.tensor  # pointer to two counters, of fetched blocks and of finished programs
+    counter: gl.tensor  # pointer to two counters, for fetched blocks and for finished programs
     blocks: gl.tensor  # per head
-    heads: gl.tensor  # number of heads over the whole batch
+    heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # number of heads processed concurrently: see block_coord()
     # Whether the first block also comes from the counter. This ensures that only running programs own blocks, so the
     # waits in semaphore.py always end.
@@ -32,7 +32,7 @@ class Scheduler:
 
     @gluon.jit
     def first(self):
-        """Return the index of this program's first block among all blocks."""
+        """Return the index of this program's first block in the processing order of all blocks."""
         return fetch_and_add(self.counter) if self.DYNAMIC_FIRST else gl.program_id(0)
 
     @gluon.jit
@@ -50,7 +50,7 @@ class Scheduler:
         """Fetch and return the index of this program's next block.
 
         Call this method as late as possible. A block that is fetched early stays with its program even if another
-        program becomes free first, which makes the load less balanced.
+        program becomes free first, which worsens the load balance.
         """
         return fetch_and_add(self.counter) if self.DYNAMIC_FIRST else gl.num_programs(0) + fetch_and_add(self.counter)
 
@@ -67,7 +67,7 @@ class Scheduler:
 
 @gluon.jit
 def fetch_and_add(counter):
-    """Increment a counter in HBM and return its old value. The memory order is relaxed: no other data depend on it."""
+    """Increment a counter in HBM and return its old value. Relaxed order suffices, as no other data depend on it."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
@@ -88,10 +88,10 @@ class Geometry:
     # Whether a row's interval ends `right` keys after its diagonal (0 if causal). Otherwise, it ends with the last key.
     HAS_RIGHT_BOUND: gl.constexpr
     right: gl.tensor | gl.constexpr
-    left: gl.tensor | gl.constexpr  # number of keys before the diagonal at which the interval begins, or None for key 0
+    left: gl.tensor | gl.constexpr  # number of keys between the interval's beginning and the diagonal, or None for all
     B_r: gl.constexpr
     B_c: gl.constexpr
-    cu_seqlens_q: gl.tensor | gl.constexpr  # starts of the packed sequences, or None; N_q and N_k then count all rows
+    cu_seqlens_q: gl.tensor | gl.constexpr  # starts of packed sequences, or None; if given, N_q and N_k count all rows
     cu_seqlens_k: gl.tensor | gl.constexpr
     sequences: gl.tensor | gl.constexpr
 
@@ -184,7 +184,7 @@ class Geometry:
 
     @gluon.jit
     def col_end(self, row, length):
-        """Return the end of a row's interval: the index of the first key after it."""
+        """Return the end of a row's interval, which is the index of the first key after it."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.HAS_RIGHT_BOUND)
 
     @gluon.jit
@@ -194,7 +194,7 @@ class Geometry:
 
     @gluon.jit
     def tile_end(self, row, rows: gl.constexpr, length):
-        """Return one more than the index of the last tile that must be processed for `rows` rows starting at `row`.
+        """Return the end of the range of tiles that must be processed for the `rows` rows from row `row` on.
 
         Every row block processes at least one tile, so that O and L are always written.
         """
@@ -203,9 +203,9 @@ class Geometry:
 
     @gluon.jit
     def tile_begin(self, row, end):
-        """Return the index of the first tile that must be processed for row `row` and later rows.
+        """Return the index of the first tile that must be processed for row `row` and the rows after it.
 
-        `end` − 1 is the last tile processed for these rows.
+        For these rows, end − 1 is the index of the last tile.
         """
         if self.left is None:
             return 0
@@ -214,12 +214,12 @@ class Geometry:
 
     @gluon.jit
     def row_begin(self, col):
-        """Return the first row, possibly negative, that sees key `col`, provided that `col` is a real key."""
+        """Return the first row that sees key `col`, provided that `col` is a real key. The result can be negative."""
         return col + self.N_q - self.N_k - self.right if self.HAS_RIGHT_BOUND else 0
 
     @gluon.jit
     def row_end(self, col):
-        """Return the end of the rows that see key `col`, for calls with a left bound. The result can be negative."""
+        """Return the first row after those that see key `col`, for calls with a left bound. It can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
@@ -234,9 +234,9 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return one more than the index of the last row block that sees the column block at column `col`.
+        """Return the end of the range of row blocks that see the column block at column `col`, out of T_r row blocks.
 
-        T_r is the number of row blocks. Every column block processes at least one row block.
+        Every column block processes at least one row block.
         """
         end = T_r
         if self.left is not None:

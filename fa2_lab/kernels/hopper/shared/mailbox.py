@@ -12,7 +12,7 @@ all_threads = gl.barrier
 
 @triton.aggregate
 class IntRecords:
-    """Records in shared memory, each with named integers (fields). Record n overwrites record n − stages."""
+    """Records of named integers, called fields, in shared memory. Record n overwrites record n − stages."""
 
     memory: gl.shared_memory_descriptor
     names: gl.constexpr  # the names of a record's integers
@@ -34,7 +34,7 @@ class IntRecords:
 
 @gluon.jit
 def new_int_records(names: gl.constexpr, stages: gl.constexpr):
-    """Allocate shared memory for `stages` records of integer fields with these names."""
+    """Allocate shared memory for `stages` records of integers with these field names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return IntRecords(gl.allocate_shared_memory(gl.int32, [stages * record_stride(names), 1], layout), names, stages)
 
@@ -43,7 +43,7 @@ def new_int_records(names: gl.constexpr, stages: gl.constexpr):
 def record_stride(names):
     """Return the number of elements reserved per record, which is the number of fields rounded up to a power of two.
 
-    This makes it possible to compute a field's address without a multiplication.
+    With a power of two, a field's address can be computed without a multiplication.
     """
     return 1 << (len(names) - 1).bit_length()
 
@@ -62,11 +62,11 @@ def scalar_layout(warps):
 
 @triton.aggregate
 class Mailbox:
-    """A mailbox through which the producer describes each block to the consumers, up to two blocks ahead."""
+    """A mailbox in which the producer describes each block to the consumers, up to two blocks ahead."""
 
     fields: IntRecords
     filled: gl.shared_memory_descriptor  # barriers on which consumers wait for the producer
-    emptied: gl.shared_memory_descriptor  # barriers on which the producer waits until all consumers release a block
+    emptied: gl.shared_memory_descriptor  # barriers on which the producer waits for all consumers to release a block
 
     @gluon.jit
     def send(self, n, values):
@@ -90,8 +90,8 @@ class Mailbox:
     def release(self, n):
         """Consumer: signal to the producer that this consumer has finished reading the n-th block's fields.
 
-        In the compiled code, all threads synchronize twice: in this function, and again because the compiler lets a
-        single thread arrive for all of them.
+        In the compiled code, all threads synchronize twice: once in this function, and once more because the compiler
+        lets a single thread arrive for all of them.
         """
         all_threads()
         mbarrier.arrive(self.emptied.index(n & 1), count=1)

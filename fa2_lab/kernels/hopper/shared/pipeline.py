@@ -15,7 +15,7 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 @gluon.jit
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
-    """Allocate `number` barriers whose phases end after `arrivals` arrivals.
+    """Allocate `number` barriers, each of whose phases ends after `arrivals` arrivals.
 
     USED must be false if no warp ever waits on the barriers. In that case, they are not initialized, because the
     compiler reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would
@@ -43,11 +43,11 @@ class TmaPipeline:
     filled: gl.shared_memory_descriptor  # one barrier per stage, on which consumers wait for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier per stage, on which the producer waits for all consumers
     stages: gl.constexpr
-    OWN_EMPTY_BARRIERS: gl.constexpr  # whether its tiles are released, or those of another ring instead
+    OWN_EMPTY_BARRIERS: gl.constexpr  # whether the ring has its own releases or shares those of another ring
 
     @gluon.jit
     def load(self, n, source, batch_or_end, head, row, N):
-        """Producer: start copying `source`'s rows, from `row` on, into the n-th tile's stage.
+        """Producer: start copying rows of `source`, beginning with row `row`, into the n-th tile's stage.
 
         If OWN_EMPTY_BARRIERS is set, first wait until the stage is empty. Otherwise, the caller must ensure that it is
         empty. Rows at or beyond N are filled with zeros.
@@ -146,10 +146,10 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Zero the rows of a tile at or beyond `real` or, if BEFORE is set, those before `real`.
+    """Zero the rows of a tile at or beyond `real` or, if BEFORE is set, the rows before `real`.
 
-    p is 0 for these rows, but 0 times an unused key or value may be NaN. All consumers write the same bits, so they may
-    write concurrently.
+    p is 0 for these rows, but the product of 0 and an unused key or value may be NaN. All consumers write the same
+    bits, so they may write concurrently.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
@@ -182,7 +182,7 @@ def acc_layout(columns):
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """Convert p to half precision and to the layout of a left operand, for a matmul with `columns` result columns.
+    """Convert p to half precision, as the left operand of a matmul whose result has `columns` columns.
 
     No element moves to another thread.
     """
