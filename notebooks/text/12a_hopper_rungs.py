@@ -350,7 +350,7 @@ with TemporaryDirectory() as folder:
 # ## Part 3 · A ring (10 minutes)
 # Some warps copy while others compute. How do they agree on which of them may use a buffer, and when?
 #
-# ### A ring of stages, event by event
+# ### A ring of stages, phase by phase
 #
 # In rung 15, the warps that compute also start the copies. Suppose that a separate warp, the *producer*, starts them
 # instead. The producer and the warps that compute, the *consumers*, then have to tell each other what they have done.
@@ -367,14 +367,25 @@ with TemporaryDirectory() as folder:
 # end of phase `(round & 1) ^ 1`. In round 0 that is phase 1, which counts as over, so the producer can begin at once.
 # That is correct, since all stages are empty at first even though no consumer has released one.
 #
-# Other libraries call the same barriers *full* and *empty*. Chapter 12b lists CUTLASS's names for the calls.
+# For example, with two stages, tiles 0, 2 and 4 use stage 0, in rounds 0, 1 and 2:
 #
-# Our model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) has three consumers, two stages and six tiles. Its
-# actors are Python generators, and at every step, the model picks at random which of them runs next. `wait(n)` waits
-# until tile n has arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs a matmul for a
-# while, records what it has read, and releases the tile. Two other versions of the consumer make one mistake each. In
-# `forgetful`, consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right after starting the
-# matmul that reads it.
+# | tile | before copying it, the producer waits at *emptied* for | before reading it, the consumers wait at *filled* for |
+# | --- | --- | --- |
+# | 0 | the end of phase 1, which counts as over | the end of phase 0, which comes when tile 0 has arrived |
+# | 2 | the end of phase 0, which comes when all consumers have released tile 0 | the end of phase 1, which comes when tile 2 has arrived |
+# | 4 | the end of phase 1, which comes when all consumers have released tile 2 | the end of phase 0, which comes when tile 4 has arrived |
+#
+# Other libraries call the same barriers *full* and *empty*, and so does the picture at the top of this chapter, in
+# which the solid arrows stand for *filled* and the dashed ones for *emptied*. Chapter 12b lists CUTLASS's names for the
+# calls.
+#
+# What happens if a consumer forgets a release, or makes it too early? Our model of the ring
+# ([book/ring.py](../fa2_studio/book/ring.py)) has three consumers, two stages and six tiles. Its actors are Python
+# generators, and at every step, the model picks at random which of them runs next. `wait(n)` waits until tile n has
+# arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs a matmul for a while, records
+# what it has read, and releases the tile. Two other versions of the consumer make one mistake each. In `forgetful`,
+# consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right after starting the matmul that
+# reads it.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
