@@ -59,8 +59,9 @@ def main(argv: list[str]) -> int:
     )
     a = parser.parse_args(argv)
     torch = sys.modules.get("torch")
-    is_cuda_used = torch is not None and torch.cuda.is_initialized()  # if so, a forked process cannot use CUDA
-    processes = multiprocessing.get_context("spawn" if is_cuda_used else None)
+    # A forked process can use neither CUDA nor JAX if this one has already used them
+    is_gpu_used = "jax" in sys.modules or (torch is not None and torch.cuda.is_initialized())
+    processes = multiprocessing.get_context("spawn" if is_gpu_used else None)
     ours, theirs = processes.Pipe(duplex=False)
     # Run the user's function in a child process, because it may terminate the process in which it runs.
     child = processes.Process(target=report_to, args=(theirs, a))  # type: ignore[attr-defined]

@@ -327,7 +327,7 @@ def test_gradescope_package_grades_in_the_platforms_layout(tmp_path):
     run = (home / "source" / "run_autograder").read_text()
     assert f"fa2_studio.course.handout {FIRST.name}" in run
     write(handed_in(answers={"merge": "def merge(a, b): return a"}), home / "submission", "my homework.ipynb")
-    text = f"from fa2_studio.course.handout import *\non_gradescope({FIRST.name!r}, Path({str(home)!r}))"
+    text = f"from fa2_studio.course.handout import *\ngrade_on_gradescope({FIRST.name!r}, Path({str(home)!r}))"
     env = os.environ | {"PYTHONPATH": str(home / "source")}
     done = subprocess.run([sys.executable, "-c", text], cwd=home / "source", env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -19,11 +19,11 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
+pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
+
 from fa2_lab.tools import command
 from fa2_studio.book import blocks, site, slides
 from fa2_studio.book.chapters import NOTEBOOKS, written
-
-pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
 
 LOADS = {"src", "srcset", "data", "poster", "action"}  # attributes whose address a browser fetches by itself
 
