@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """One symbol or word: its meaning in English and Chinese, and the chapter that explains it."""
+    """One symbol or word, with its meaning in English and Chinese and the chapter that explains it."""
 
     name: str
     english: str
@@ -212,7 +212,7 @@ sink | 16 | mask_intervals | one more score for each head that has no value | æ³
 
 
 def cells(table: str) -> list[list[str]]:
-    """Parse a table into rows, each of which is a list of cells. A cell that contains only "-" becomes empty."""
+    """Parse a table into a list of rows, each a list of cells. A cell that contains only "-" becomes empty."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

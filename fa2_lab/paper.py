@@ -261,7 +261,7 @@ SHOWN = 10  # the maximum number of lines in a short answer
 
 @dataclass(frozen=True)
 class Place:
-    """One line of code: its file, its line number and its text."""
+    """One line of code, with its file, line number and text."""
 
     file: str
     number: int

@@ -45,7 +45,7 @@ class Interval(masking_utils.BlockMask):
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
     first: list[int] | None = None  # index of each batch entry's first key, if padded on the left
-    lengths: Tensor | None = None  # number of keys per batch entry, if padding or unused cache entries follow them
+    lengths: Tensor | None = None  # number of keys per batch entry, if followed by padding or unused cache slots
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
 

@@ -43,9 +43,9 @@ def attention(
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and for k and v (batch, kv heads, N_k, d).
 
     q, k and v must have the same dtype: fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has the same shape
-    as q, and its dimensions have the same order in memory. Likewise, each gradient follows its input. The rows of O and
-    of the gradients are always contiguous, and no two of their elements share memory, even if q, k or v is a view whose
-    rows are not contiguous or whose elements share memory.
+    as q, and its dimensions have the same order in memory. The same holds for each gradient and its input. The rows of
+    O and of the gradients are always contiguous, and no two of their elements share memory, even if q, k or v is a view
+    whose rows are not contiguous or whose elements share memory.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
     window       A pair (left, right). Row r sees the columns from r + N_k − N_q − left to r + N_k − N_q + right. If

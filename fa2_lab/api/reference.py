@@ -119,7 +119,7 @@ def with_at_least_one_key(tensors: Tensors) -> Tensors:
 
 
 def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without the arrays."""
+    """Return the keyword arguments for heads.forward() and heads.backward(), other than the arrays."""
     kwargs: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     kwargs["dropout_p"] = options.dropout_p
     if options.has_window:

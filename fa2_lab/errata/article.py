@@ -1,4 +1,4 @@
-"""Mistakes in the article on FlashAttention-2."""
+"""Mistakes in an article on FlashAttention-2, which SOURCES names."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -30,7 +30,7 @@ def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: f
 
 
 class Small:
-    """A small problem: random Q, K, V and dO (N, d), with the results of dense attention. The loss is Σ dO ∘ O."""
+    """A small problem with random Q, K, V and dO (N, d), and the results of dense attention. The loss is Σ dO ∘ O."""
 
     def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0) -> None:
         self.N, self.d, self.tau = N, d, tau
@@ -73,7 +73,7 @@ class Small:
 
 
 class TwoBlocks:
-    """The papers' two-block example: a problem whose keys are split into two blocks, with m and ℓ after each block."""
+    """The papers' two-block example, in which the keys are split into two blocks, with m and ℓ after each block."""
 
     def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O

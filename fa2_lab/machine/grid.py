@@ -1,4 +1,4 @@
-"""A model of a launch: when and on which SM each thread block runs, and which workers add to the same rows of dQ.
+"""A model that predicts when and on which SM each thread block runs, and which workers add to the same rows of dQ.
 
 A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each in the slot that
 becomes free first (list scheduling). Time is measured in tiles of the forward or the backward pass. A backward tile
@@ -20,7 +20,7 @@ ORDERS = ("rows", "heaviest first")
 
 @dataclass(frozen=True)
 class BlockWork:
-    """One thread block: its head, its row block (forward) or column block (backward), and its number of tiles."""
+    """One thread block, with its head, its row block (forward) or column block (backward), and its number of tiles."""
 
     head: int
     index: int | None  # None if the block computes the whole head, as in FA1
@@ -157,7 +157,7 @@ def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
     """Return an array (T_r, T_c) with the index of the worker that computes each tile, or −1 for a skipped tile.
 
-    A worker has the index of its row block in the forward, and the index of its column block in the backward.
+    Workers are indexed by row block in the forward, and by column block in the backward.
     """
     check_tiling(tiling)
     if direction not in ("forward", "backward"):

@@ -60,7 +60,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return the work of program w in order, as a list of (head, first, last) for its tiles first … last − 1."""
+        """Return program w's work in order, as a list of (head, first, last): the head's tiles first … last − 1."""
         parts = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)

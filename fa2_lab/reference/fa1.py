@@ -1,4 +1,4 @@
-"""FlashAttention (FA1): key blocks in the outer loop, query blocks in the inner loop, and the row state kept in HBM.
+"""FlashAttention (FA1), with key blocks in the outer loop, query blocks in the inner loop, and the row state in HBM.
 
 As in the paper's algorithms, every tile is computed, regardless of the mask. The softmax step is written as in fa2.py,
 so the two files differ only where the two papers do.

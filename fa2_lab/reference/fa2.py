@@ -1,7 +1,8 @@
-"""FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, and only L saved.
+"""FlashAttention-2 (FA2), with independent query blocks in the outer loop and a single division per row.
 
-Tiles without a visible entry are skipped, and only tiles that the mask cuts are masked. The softmax step is written as
-in fa1.py, so the two files differ only where the two papers do.
+Of a row's statistics, only L is saved for the backward. Tiles without a visible entry are skipped, and only tiles that
+the mask cuts are masked. The softmax step is written as in fa1.py, so the two files differ only where the two papers
+do.
 """
 
 import numpy as np

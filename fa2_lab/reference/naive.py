@@ -1,7 +1,7 @@
-"""Standard attention: S, P and O are computed one after another, and S and P are stored at their full size N_q × N_k.
+"""Standard attention, which computes S, P and O one after another and stores S and P at their full size N_q × N_k.
 
-The module also contains the forward and the backward of the FA1 paper's appendices B.1 and B.2, which need only O(N)
-extra memory, but recompute every entry of P whenever it is needed.
+This module also contains the forward and the backward from appendices B.1 and B.2 of the FA1 paper, which need only
+O(N) extra memory, but recompute every entry of P whenever it is needed.
 """
 
 import numpy as np

@@ -19,7 +19,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class ShardTile(NamedTuple):
-    """One kernel call in ring attention: a slice of one rank's queries, and a slice of its own or another rank's keys.
+    """One kernel call in ring attention, with a slice of one rank's queries and of its own or another rank's keys.
 
     The slices index rows within their rank, starting at 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """

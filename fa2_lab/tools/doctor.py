@@ -34,7 +34,7 @@ class Environment:
     capability: float = 0.0
     driver: str = ""
     gpu_node: bool = False  # whether the system reports a GPU, usable or not
-    asked: str = ""  # the value of TRITON_INTERPRET before this command
+    asked: str = ""  # the value of TRITON_INTERPRET before the command ran
     untested: str = ""  # installed versions with which the kernels were not tested
     misfit: str = ""  # which versions do not work together, and what to install
     kernels: dict[str, str] = field(default_factory=dict)  # {d: kernels that run a causal call}

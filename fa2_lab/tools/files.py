@@ -10,7 +10,7 @@ NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none arou
 
 
 def checkout(what: str) -> Path:
-    """Return the root of the checkout around this package. If there is none, raise an error that names `what`."""
+    """Return the root of the checkout around this package, or raise an error saying that `what` requires one."""
     if not (ROOT / "pyproject.toml").is_file():
         raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT
