@@ -253,11 +253,12 @@ read(
 # loop's first `expect_tx`.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
-# from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` converts p to 16 bits with
-# *inline assembly*, a single line of PTX, NVIDIA's portable assembly language. That line rounds two values with one
-# instruction, which is called `F2FP` in the machine code (`fa2-lab xray 15 --sass` prints it). Triton 3.9 would choose
-# the same instruction here by itself. At rung 23, however, Triton would pack some pairs in the wrong order and swap
-# them afterwards, so all the rungs spell out this instruction.
+# from the table above. `mask` and `softmax` do what `visit` did in chapter 08.
+#
+# `rounded` converts p to 16 bits with *inline assembly*, a single line of PTX, NVIDIA's portable assembly language.
+# That line rounds two values with one instruction, which is called `F2FP` in the machine code (`fa2-lab xray 15 --sass`
+# prints it). Triton 3.9 would choose the same instruction here by itself. At rung 23, however, Triton would pack some
+# pairs in the wrong order and swap them afterwards, so all the rungs spell out this instruction.
 #
 # The next lines compare rung 15 with rung 14. *Limit before* names what limited the previous rung, and *taken away*
 # names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096, each followed by
@@ -297,10 +298,12 @@ show("rung_timeline_15")
 # computes the sum of each row. `BlockedLayout` describes how the threads share a tile. It lists the values per thread,
 # the threads per warp, the warps, and the order of the dimensions, fastest first. In this kernel, `Q` is not an address
 # but the descriptor that `forward` makes, and a descriptor knows its tiles. `Q.block_shape` is the shape of a tile,
-# here [64, d], `Q.block_type.nbytes` is its size in bytes, and `Q.layout` is its layout in shared memory. `forward` is
-# the function that the tools call, with q, k, v and `causal` as for every rung. Its line with `get_default_for` picks
-# the swizzled layout for tiles of this shape, and `TensorDescriptor.from_tensor` makes the descriptor from the tensor,
-# the tile's shape and this layout. The import lines for Gluon come from [book/maxima.py](../fa2_studio/book/maxima.py).
+# here [64, d], `Q.block_type.nbytes` is its size in bytes, and `Q.layout` is its layout in shared memory.
+#
+# `forward` is the function that the tools call, with q, k, v and `causal` as for every rung. Its line with
+# `get_default_for` picks the swizzled layout for tiles of this shape, and `TensorDescriptor.from_tensor` makes the
+# descriptor from the tensor, the tile's shape and this layout. The import lines for Gluon come from
+# [book/maxima.py](../fa2_studio/book/maxima.py).
 
 # %%
 MINE = """
@@ -382,10 +385,11 @@ with TemporaryDirectory() as folder:
 # What happens if a consumer forgets a release, or makes it too early? Our model of the ring
 # ([book/ring.py](../fa2_studio/book/ring.py)) has three consumers, two stages and six tiles. Its actors are Python
 # generators, and at every step, the model picks at random which of them runs next. `wait(n)` waits until tile n has
-# arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs a matmul for a while, records
-# what it has read, and releases the tile. Two other versions of the consumer make one mistake each. In `forgetful`,
-# consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right after starting the matmul that
-# reads it.
+# arrived, and `release(n)` gives tile n's stage back.
+#
+# A consumer takes each tile, runs a matmul for a while, records what it has read, and releases the tile. Two other
+# versions of the consumer make one mistake each. In `forgetful`, consumer 1 does not release tile 2. In `hasty`, every
+# consumer releases a tile right after starting the matmul that reads it.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
@@ -486,11 +490,13 @@ show("rung_timeline_16")
 # ### Rung 17: two consumers share a tile
 #
 # So far, every tile of K and V that comes from L2 has been used by only 64 rows. If one program has two consumers with
-# 64 rows each, both can read the same tile. How many consumers do the registers allow? A consumer thread holds o and s
-# in fp32 and p in 16 bits. The block o has 64 · d values, and s has 64 · B_c. The block p has as many values as s, but
-# each of them takes only half a register. Divided among 128 threads, they need $64\,(d + 1.5\,B_c) / 128$ registers per
-# thread, and m, $\ell$ and everything else take about 24 more. Appendix A counts 40 for everything else, but here a
-# descriptor holds the addresses, so 24 are enough:
+# 64 rows each, both can read the same tile.
+#
+# How many consumers do the registers allow? A consumer thread holds o and s in fp32 and p in 16 bits. The block o has
+# 64 · d values, and s has 64 · B_c. The block p has as many values as s, but each of them takes only half a register.
+# Divided among 128 threads, they need $64\,(d + 1.5\,B_c) / 128$ registers per thread, and m, $\ell$ and everything
+# else take about 24 more. Appendix A counts 40 for everything else, but here a descriptor holds the addresses, so 24
+# are enough:
 #
 # | d | keys per tile | consumers | registers needed | available | |
 # | ---: | ---: | ---: | ---: | ---: | --- |
@@ -589,10 +595,12 @@ show("rung_timeline_18")
 # In rung 20, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's P V.
 # The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost one,
 # out of the loop. No other tile can reach past the last key, so the loop no longer needs any mask, unless the call is
-# causal. In the listing below, `own_tiles` is the number of tiles that this consumer's rows see. It is at least 1, so
-# that there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost
-# tile that the consumer's rows see is tile `own_tiles − 1`. As in rung 15, `full` counts the tiles on the left that
-# need no mask, so this tile needs the mask if `own_tiles − 1 >= full`, which the listing writes as `own_tiles > full`.
+# causal.
+#
+# In the listing below, `own_tiles` is the number of tiles that this consumer's rows see. It is at least 1, so that
+# there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost tile
+# that the consumer's rows see is tile `own_tiles − 1`. As in rung 15, `full` counts the tiles on the left that need no
+# mask, so this tile needs the mask if `own_tiles − 1 >= full`, which the listing writes as `own_tiles > full`.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
@@ -604,15 +612,18 @@ show("rung_timeline_19")
 # %% [markdown]
 # In rung 18, the `if` in front of `mask` does not skip anything, because the compiler makes no branch of it, so a
 # thread compares and selects all of its 64 scores in every tile. Without these instructions, it executes 473 instead of
-# 589 per tile at d = 128, as the boxes in the picture say. Why do 20% fewer instructions make the kernel only 2%
-# faster? Compare them with the time of a whole tile. The matmuls of a tile take 1,024 clocks per consumer, so those of
-# both consumers take 2,048. In rung 18, these are 60.2% of the time, so a tile takes 2,048 / 0.602, or about 3,400
-# clocks. In the model of the pictures, the two consumers share the schedulers at every moment, so the 116 saved
-# instructions would take 232 clocks, or 7% of that. If the consumers did not get in each other's way at all, the saved
-# instructions would take 116 clocks, or 3%. The measured 2% is closer to the second case. In rung 16, a tile had only
-# 64 keys and took less time, so a smaller saving of 51 instructions was enough for 3% there. Under the causal mask, the
-# loop keeps these instructions, and the rung is not faster there. The main purpose of rung 19 is to prepare for rung
-# 20.
+# 589 per tile at d = 128, as the boxes in the picture say.
+#
+# Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The matmuls
+# of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the
+# time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. In the model of the pictures, the two consumers share the
+# schedulers at every moment, so the 116 saved instructions would take 232 clocks, or 7% of that. If the consumers did
+# not get in each other's way at all, the saved instructions would take 116 clocks, or 3%. The measured 2% is closer to
+# the second case.
+#
+# In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51 instructions was enough for 3%
+# there. Under the causal mask, the loop keeps these instructions, and the rung is not faster there. The main purpose of
+# rung 19 is to prepare for rung 20.
 #
 # ### What could hide behind what?
 #

@@ -54,6 +54,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
 # ## Part 1 · Barriers, sizes and the scheduler (16 minutes)
+# Before we read the kernel's lines, we look at it from outside. Which warps wait for which, how large are the buffers,
+# and how does a program get its work?
 #
 # ### Which warps wait for which?
 #
@@ -210,6 +212,7 @@ show("mailbox")
 
 # %% [markdown]
 # ## Part 2 · The roles and the producer (26 minutes)
+# We begin with the warp that starts all copies of tiles, because the consumers depend on the order of its copies.
 #
 # ### The roles
 #
@@ -398,6 +401,8 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
 # ## Part 3 · What a consumer does with a row block (29 minutes)
+# On the other side of the rings, each consumer decides which of the tiles it computes with, and then works through
+# them.
 #
 # ### How do producer and consumers agree on a stage?
 #
@@ -597,14 +602,18 @@ for d, causal in product((64, 128), (False, True)):
 # inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong sees to it that the consumers'
 # matmuls alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice
 # as long as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in
-# *Between*. The recorded speeds suggest that they do. To read the machine code that the cell has searched, run `fa2-lab
-# xray hopper.forward --d 64 --sass`, and add `--full` to leave out the mask.
+# *Between*. The recorded speeds suggest that they do.
+#
+# To read the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full`
+# to leave out the mask.
 #
 # The function around this loop, `process_row_block`, handles the first and the last tile. Before the loop, it masks the
 # first, rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V.
 # Inside the loop, therefore, no tile can extend past the last key.
 #
 # ## Part 4 · Inside a tile (23 minutes)
+# Part 3 only named the parts of a step. This part opens four of them, namely the turns, the softmax, the update of m,
+# and the mask.
 #
 # ### Which consumer starts its matmuls first?
 #
@@ -672,9 +681,11 @@ for size in (1e3, 1e6, 3e9):
 # For scores in the billions, neighbouring fp32 numbers near m are 64 apart, so rounding m can be off by 32. Then p is
 # up to 2³², but fp16 ends at 65,504, so p becomes ∞. As the cell shows, the fix is a power of two, because multiplying
 # by it never rounds. Each row therefore keeps its own copy of the scale. If |m| reaches $2^{28}$, the row's copy
-# becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. Scores of this size are so far apart
-# in fp32 that the next smaller score, times `row_scale`, is at least 16 lower. With either scale, p should therefore be
-# 1 for the row's largest score and at most $2^{-16}$ for all smaller ones.
+# becomes the power of two below $\tau \log_2 e$.
+#
+# Such a power of two hardly changes O, however. Scores of this size are so far apart in fp32 that the next smaller
+# score, times `row_scale`, is at least 16 lower. With either scale, p should therefore be 1 for the row's largest score
+# and at most $2^{-16}$ for all smaller ones.
 
 # %% [markdown]
 # ### How to update m in assembly
@@ -740,6 +751,7 @@ read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
 # ## Part 5 · The last copy, and a hang (13 minutes)
+# Two things are left, the end of a row block, and what to do if a wait never ends.
 #
 # ### How do O and L leave?
 #
@@ -751,10 +763,12 @@ read(KERNEL, "store", begin="LANES")
 # %% [markdown]
 # These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
 # out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
-# sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
-# buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
-# for this copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and
-# `tile_at` gives the tile's coordinates for TMA.
+# sets L to −∞.
+#
+# The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the buffer's
+# previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait for this
+# copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and `tile_at`
+# gives the tile's coordinates for TMA.
 #
 # The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
 # row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
@@ -829,6 +843,7 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 
 # %% [markdown]
 # ## Part 6 · Results (18 minutes)
+# How fast is the kernel that you have now read, and which of its ideas make it so?
 #
 # ### How fast is it?
 #

@@ -40,6 +40,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
 # ## Part 1 · One step, and its registers (15 minutes)
+# We first look at the work of a step without any waits, and at the registers that it takes.
 #
 # ### What does one pass save?
 #
@@ -128,6 +129,8 @@ show("live_registers")
 
 # %% [markdown]
 # ## Part 2 · The waits of a step (23 minutes)
+# On the GPU, a step consists of jobs for several units. The order of these jobs, and what each of them waits for,
+# decide how fast the step is.
 #
 # ### The same step, with its waits
 #
@@ -136,9 +139,11 @@ show("live_registers")
 # 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. The matmul for dQ also takes 256 clocks,
 # because a consumer computes only half of the 128 columns but sums over all 128 keys. A consumer's 64 · 64
 # exponentials, at 16 per clock, take 256 clocks as well. If both consumers use the same unit at once, each of these
-# jobs takes 512 clocks. Additions to dQ are different, because they run side by side, each as if it were alone. We
-# guess that an addition takes 600 clocks, and the question below tries other values. In the first version of the step,
-# each job waits for the previous one:
+# jobs takes 512 clocks.
+#
+# Additions to dQ are different, because they run side by side, each as if it were alone. We guess that an addition
+# takes 600 clocks, and the question below tries other values. In the first version of the step, each job waits for the
+# previous one:
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
@@ -269,9 +274,10 @@ show("backward_step")
 # Each column block of 128 keys adds $N \times d$ values to dQ. With N = 16,384, d = 128 and 16 heads, there are 128
 # column blocks per head. In total, there are 16 · 128 · 16,384 · 128 = 4.3 billion additions in fp32, each of which
 # reads four bytes and writes four. If these values were read from HBM and written back to it, 34 GB would have to move,
-# which would take 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle. So
-# dQ must stay in L2, and L2 itself must carry out the additions. It does so in b00 as well as here. One head's fp32 dQ
-# takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits. To keep it in L2, the kernel works through one head after
+# which would take 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle.
+#
+# So dQ must stay in L2, and L2 itself must carry out the additions. It does so in b00 as well as here. One head's fp32
+# dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits. To keep it in L2, the kernel works through one head after
 # another if there is no mask. With a mask, it runs several heads side by side, but only as many as fit into L2.
 #
 # In b00, however, the threads have to request these additions from L2 one value at a time, and TMA can take this work
@@ -295,6 +301,7 @@ show("pipelines_backward")
 
 # %% [markdown]
 # ## Part 3 · The kernel (27 minutes)
+# Now we read the code that runs on the GPU, from the copies that come in to the last matmul of a step.
 #
 # ### Three copies, one barrier
 #
@@ -439,6 +446,7 @@ read(KERNEL, "exchange_ds")
 
 # %% [markdown]
 # ## Part 4 · How dQ leaves, and the launches (7 minutes)
+# A step ends in part 3 with a call that hands over dQ. We now follow dQ to its end, which involves two more kernels.
 #
 # ### How does a consumer hand over its dQ?
 #
@@ -496,6 +504,7 @@ show("waves_divided")
 
 # %% [markdown]
 # ## Part 5 · Cost and determinism (20 minutes)
+# How much does the order of a step gain, and what does it cost if dQ has to be the same in every run?
 #
 # ### How much does the order help?
 #
