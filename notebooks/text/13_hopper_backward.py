@@ -40,7 +40,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
 # ## Part 1 · One step, and its registers (15 minutes)
-# We first look at the work of a step without any waits, and at the registers that it takes.
+# We first ask what a single pass saves. Then we look at the work of one step without any waits, and at the registers
+# that it takes.
 #
 # ### What does one pass save?
 #
@@ -446,7 +447,8 @@ read(KERNEL, "exchange_ds")
 
 # %% [markdown]
 # ## Part 4 · How dQ leaves, and the launches (7 minutes)
-# A step ends in part 3 with a call that hands over dQ. We now follow dQ to its end, which involves two more kernels.
+# In each step, `add_dq` hands over a part of dQ. We now follow these parts to the finished dQ, and look at the kernels
+# that run before and after the one that you have read.
 #
 # ### How does a consumer hand over its dQ?
 #
