@@ -122,7 +122,7 @@ def attention(
     key, call = find_prepared(tensors, given)
     if seed is not None:
         seed = whole_number("seed", seed, low=0, high=2**64 - 1)
-    if call is not None:  # an earlier call with this key passed all checks except those of tensor values
+    if call is not None:  # an earlier call with this key passed all checks that do not depend on tensor values
         if key_lengths is not None:
             check_key_lengths_values(key_lengths, k.shape[2])
         if sinks is not None:

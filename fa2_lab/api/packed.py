@@ -73,7 +73,7 @@ def attention_packed(
         check_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q)
     check_cu_seqlens_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
     check_cu_seqlens_values("cu_seqlens_k", cu_seqlens_k, k.shape[0])
-    if call is not None:  # an earlier call with this key passed all checks except those of tensor values
+    if call is not None:  # an earlier call with this key passed all checks that do not depend on tensor values
         check_sinks(sinks, call.options)
         return call(tensors)
     options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))

@@ -72,7 +72,7 @@ def attention_paged(
         check_key_lengths(key_lengths, q, N_k)
         options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
         options = options._replace(reference=options.reference or not q.numel())
-    else:  # an earlier call with this key passed all checks except those of tensor values
+    else:  # an earlier call with this key passed all checks that do not depend on tensor values
         options = call.options
         check_sinks(sinks, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)

@@ -1,4 +1,4 @@
-"""Mistakes in an article on FlashAttention-2, which SOURCES names."""
+"""Mistakes in the "article on FA2" that SOURCES lists."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -149,7 +149,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the fraction of the time from `since` to the end of the last job in which `unit` was busy."""
+        """Return the fraction of time, from `since` to the end of the last job, during which `unit` was busy."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

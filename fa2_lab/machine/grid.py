@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of the time until the last block ends in which a slot is occupied, averaged over all slots."""
+        """The fraction of time, until the last block ends, during which a slot is occupied, averaged over all slots."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property
@@ -122,7 +122,7 @@ def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
 def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> Schedule:
     """Return the Schedule of blocks that start in launch order, each in the slot that becomes free first.
 
-    An SM has `blocks_per_sm` slots. Every SM gets one block before any SM gets two.
+    An SM has `blocks_per_sm` slots. Every SM receives one block before any SM receives a second.
     """
     whole_number("SMs", SMs, low=1)
     whole_number("blocks_per_sm", blocks_per_sm, low=1)

@@ -171,7 +171,7 @@ def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
 def dram_reads(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
-    """Return how many times the data that a head loads repeatedly are read from DRAM.
+    """Return the number of times that data loaded repeatedly by a head are read from DRAM.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 

@@ -118,7 +118,7 @@ def max_speedup(record: Record, before: str, d: int) -> float | None:
     """Return the maximum speedup over the rung `before`, or None if its hardware counters are not recorded.
 
     A kernel with this speedup would keep the tensor cores busy all the time. The speedup is computed from the fraction
-    of the time in which `before` keeps them busy, according to the counters.
+    of time during which `before` keeps them busy, according to the counters.
     """
     for row in record.rows:
         p = row.problem
