@@ -1,9 +1,9 @@
-"""A stray write: a kernel that writes past the end of its tensor, which compute-sanitizer then reports:
+"""A stray write: a kernel that writes past the end of its tensor. The following command makes the tool report it:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --print-limit 1 --show-backtrace no \\
         python -m fa2_studio.stray
 
-figures/data/stray.txt is what this command printed on an H200.
+figures/data/stray.txt contains the output of this command on an H200.
 """
 
 import torch

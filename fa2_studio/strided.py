@@ -1,7 +1,8 @@
-"""What a stride costs: `python -m fa2_studio.strided` times the sum of 2²⁵ numbers that are a stride apart.
+"""The cost of a stride: `python -m fa2_studio.strided` times the sum of 2²⁵ numbers, read with various strides.
 
-It needs an NVIDIA GPU. Prints the GPU and Triton's version, then the median time for each stride. The bench's protocol
-takes the times, so L2 is overwritten before each call. Chapter 08 shows the output, if figures/data/strided.txt has it.
+The program needs an NVIDIA GPU. It prints the GPU's name and Triton's version, followed by the median time for each
+stride. Times are measured as in the bench, which overwrites L2 before each call. Chapter 08 shows the output if it is
+in figures/data/strided.txt.
 """
 
 from functools import partial
@@ -17,7 +18,7 @@ NUMBERS, BLOCK, STRIDES = 2**25, 4096, (1, 2, 4, 8, 16, 32)
 
 @triton.jit
 def sum_kernel(X, Y, stride, B: tl.constexpr):
-    """Sum B numbers of X per program, where neighbouring numbers are `stride` apart in memory."""
+    """Sum B numbers of X per program. Successive numbers are `stride` apart in memory."""
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     tl.store(Y + tl.program_id(0), tl.sum(tl.load(X + at * stride), 0))
 

@@ -1,8 +1,8 @@
-"""What a warp does, clock by clock: `python -m fa2_studio.warp_timeline` runs a small kernel under Triton's Proton.
+"""The work of a warp, clock by clock: `python -m fa2_studio.warp_timeline` profiles a small kernel with Proton.
 
-It needs an NVIDIA GPU. It runs in a process of its own, because Proton changes how kernels are compiled. Prints the GPU
-and Triton's version, then a line for each interval that the kernel names: when it began and how long it took, in
-microseconds. figures/data/warp_timeline.txt is what this command printed on an H200.
+The program needs an NVIDIA GPU, and runs as a separate process because Proton, Triton's profiler, changes how kernels
+are compiled. It prints the GPU's name and Triton's version, followed by the start and the duration in microseconds of
+each interval that the kernel names. figures/data/warp_timeline.txt contains the output of this command on an H200.
 """
 
 import json
@@ -15,12 +15,12 @@ import triton.language as tl
 import triton.profiler as proton
 import triton.profiler.language as pl
 
-pl.enable_semantic("triton")  # without this call, only Gluon kernels may name intervals
+pl.enable_semantic("triton")  # without this call, only Gluon kernels could name intervals
 
 
 @triton.jit
 def loop_kernel(K, V, O, T, B: tl.constexpr):
-    """Copy and multiply T tiles of K and V, one after another. There is only one program."""
+    """Load T tiles of K and V one after another, and run their matmuls, in a single program."""
     at = tl.arange(0, B)[:, None] * B + tl.arange(0, B)[None, :]
     o = tl.zeros((B, B), tl.float32)
     for j in range(T):
@@ -34,7 +34,7 @@ def loop_kernel(K, V, O, T, B: tl.constexpr):
 
 
 def record(T: int = 4, B: int = 64) -> list[dict]:
-    """Return the named intervals of one launch, as Proton writes them for a trace viewer, sorted by their start."""
+    """Return the named intervals of one launch, sorted by their start, in Proton's format for trace viewers."""
     K, V = torch.randn(2, T, B, B, device="cuda", dtype=torch.bfloat16)
     O = torch.empty(B, B, device="cuda")
     with TemporaryDirectory() as folder:

@@ -1,13 +1,19 @@
-"""The course around the assignments in notebooks/assignments: what students get, and how their work is graded.
+"""The course around the assignments in notebooks/assignments: its material for students, and its grader.
 
-notebooks       the assignments' notebooks, students' versions of them, and submissions; texts: builds them from texts
-seeds, keys     each student's own numbers and sizes; the planted bugs, which students do not get
-sandbox         the sandbox of a student's process; worker: the process in it; channel: messages to and from it;
-                seccomp: system calls that it may not make
-grade_notebook  grades one notebook: runs its tests, and the student's code in the sandbox
-grade           grades a folder of submissions, each in its own process; results: records, tables, pages
+notebooks       the assignments' notebooks, the students' versions of them, and the submissions
+texts           builds the notebooks from their texts
+seeds           gives each student different numbers and sizes
+keys            the planted bugs, which students do not get
+sandbox         the sandbox around a student's process
+worker          the process in the sandbox
+channel         messages to and from this process
+seccomp         the filter for the system calls that it may not make
+grade_notebook  grades one notebook by running its tests, and the student's code in the sandbox
+grade           grades a folder of submissions, with one process per submission
+results         writes records, tables and pages
 similar         finds submissions that share lines
-package         the modules that a student's process may import; handout: bundles for students, packages for Gradescope
+package         chooses the modules that a student's process may import
+handout         writes bundles for students, and packages for Gradescope
 command         the command line
 """
 

@@ -1,7 +1,6 @@
-"""Messages between the grader and the sandbox: each is a line of JSON of limited size, with arrays as text.
+"""Messages between the grader and the sandbox, sent as lines of JSON of limited size, with arrays encoded as text.
 
-Messages are data only. Pickle is not used, so reading a message runs no code. A message that makes no sense raises
-ValueError.
+Messages contain only data. Pickle is not used, so reading a message runs no code. An invalid message raises ValueError.
 """
 
 import base64
@@ -14,7 +13,7 @@ from importlib import import_module
 
 import numpy as np
 
-MOST = 2 * 2**20  # the most bytes of one message, and thereby of the arrays, lists and texts in it
+MOST = 2 * 2**20  # the most bytes of one message, which also limits the arrays, lists and texts in it
 NUMBERS = "biufc"  # the kinds of NumPy dtypes that messages may contain
 
 
@@ -25,8 +24,8 @@ class Closed(Exception):
 def send(stream, message, refer: Callable | None = None) -> None:
     """Write one message. Raises ValueError if it is too large.
 
-    `refer(thing)` returns a number for a function or object that cannot be sent, by which the other process may call
-    it. Without `refer`, only the name of its type is sent.
+    `refer(thing)` returns the number by which the other process can call a function or object that cannot be sent.
+    Without `refer`, only the name of its type is sent.
     """
     line = json.dumps(_packed(message, refer)).encode()
     if len(line) > MOST:
@@ -38,7 +37,7 @@ def send(stream, message, refer: Callable | None = None) -> None:
 def receive(stream, resolve: Callable | None = None):
     """Read one message. Raises ValueError if it cannot be read, and Closed at the end of the stream.
 
-    `resolve(number)` returns the stand-in for a function or an object of the grader. Only the sandbox has a `resolve`.
+    `resolve(number)` returns the stand-in for a function or an object of the grader. Only the sandbox passes `resolve`.
     """
     line = stream.readline(MOST + 1)
     if len(line) > MOST:
@@ -52,7 +51,7 @@ def receive(stream, resolve: Callable | None = None):
 
 
 def _packed(value, refer):
-    """Return a value as JSON can write it. A value that JSON does not have becomes {mark: content}."""
+    """Convert a value to a form that JSON supports. A value without a counterpart in JSON becomes {mark: content}."""
 
     def inner(values) -> list:
         return [_packed(x, refer) for x in values]
@@ -65,7 +64,8 @@ def _packed(value, refer):
         value = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
         axes = np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
-        data = np.asarray(value).transpose(axes).tobytes()  # keep the strides, which may make a kernel fail
+        # The strides are kept, because a kernel may fail due to them.
+        data = np.asarray(value).transpose(axes).tobytes()
         text = base64.b64encode(data).decode()
         return {"array": [text, value.dtype.str, list(value.shape), axes, isinstance(value, np.generic)]}
     if isinstance(value, list):
@@ -85,7 +85,7 @@ def _packed(value, refer):
 
 
 def _unpacked(marked: dict, resolve):
-    """Return the value that {mark: content} stands for. The content is already unpacked."""
+    """Return the value that {mark: content} represents. The content has already been unpacked."""
     ((mark, inside),) = marked.items()
     if mark in PLAIN:
         return PLAIN[mark](inside)
@@ -97,7 +97,7 @@ def _unpacked(marked: dict, resolve):
 
 
 def _array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
-    """Return an array in new memory, or a NumPy scalar. `axes` are in memory order, the slowest first."""
+    """Return an array in new memory, or a NumPy scalar. `axes` are in memory order, from the slowest to the fastest."""
     dtype = np.dtype(kind)
     if dtype.kind not in NUMBERS:
         raise ValueError("an array that holds no numbers")
@@ -107,7 +107,7 @@ def _array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
 
 
 def _data(module: str, name: str, named: dict):
-    """Return a dataclass of the package with the fields that were sent. Fields that were not sent are None."""
+    """Return an instance of one of the package's dataclasses. Fields that were not sent are None."""
     kind = getattr(import_module(module), name)
     thing = object.__new__(kind)
     for f in fields(kind):

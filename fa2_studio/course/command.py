@@ -12,7 +12,7 @@ NEEDS = ("jupytext", "nbformat", "tqdm")
 def main(argv: list[str]) -> int:
     """Run one command of the course and return the exit status.
 
-    0: all is well. 1: the grader cannot grade here. 2: the call is wrong.
+    The status is 0 on success, 1 if the grader cannot grade here, and 2 if the arguments are wrong.
     """
     options = argument_parser().parse_args(argv)
     missing = [name for name in NEEDS if find_spec(name) is None]
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands and their arguments."""
+    """Return the argument parser for all commands."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
     bundle = commands.add_parser(
@@ -77,7 +77,7 @@ def chosen_assignments(names: list[str]) -> list:
 
 
 def secret_of(options) -> str:
-    """Return the text of the secret's file, or "" if there is none."""
+    """Return the secret read from its file, or "" if no file is given."""
     if options.secret is None:
         return ""
     if options.roster is None:

@@ -1,15 +1,16 @@
-"""Grade a folder of submissions: give each notebook a score and remarks, whatever it contains, and keep the results.
+"""Grade a folder of submissions: give each notebook a score and remarks, whatever it contains, and save the results.
 
-Checks run in one process and the student's code in another, so an assignment has to follow these rules:
+Checks run in one process and the student's code in another, so an assignment must follow these rules:
 
-1. `notebooks.ASSIGNMENTS` names the assignment, the packages it needs, and in `gives` the modules of fa2_lab that its
+1. `notebooks.ASSIGNMENTS` names the assignment, the packages it needs and, in `gives`, the modules of fa2_lab that its
    students may import. While it is graded, no other module of the package can be imported.
-2. Its module in `checks` has one function for each step: `step(function, ...) -> Report`. A test cell passes the
-   student's function, as in `check.update(update)`, and ends in `report.points(4)`.
-3. A check never calls the student's function itself, but through `guard`. Arguments and results are numbers, strings,
-   None, NumPy arrays, and tuples, lists and dicts of these. An argument may also be a function or object of the check.
-4. Only the check computes right values, from seeds that are in the test cell. What students must not see is between the
-   marks of hidden tests, or in `keys`.
+2. Its module in `checks` contains one function for each step: `step(function, ...) -> Report`. A test cell passes the
+   student's function, as in `check.update(update)`, and ends with `report.points(4)`.
+3. A check never calls the student's function directly, but always through `guard`. Arguments and results are numbers,
+   strings, None, NumPy arrays, and tuples, lists and dicts of these. An argument may also be a function or an object of
+   the check.
+4. Only the check computes right values, using seeds from the test cell. Anything that students must not see is between
+   the marks of hidden tests, or in `keys`.
 """
 
 import hashlib
@@ -36,23 +37,25 @@ from fa2_studio.course.notebooks import ASSIGNMENTS, Assignment, points_by_step,
 from fa2_studio.course.sandbox import PROJECT, Limits
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
-MOST_FILES = 10_000  # the most files of one student's folder that are considered
-MARGIN = 30.0  # seconds for a grading process beyond the time of its notebook and of the start of its two sandboxes
+MOST_FILES = 10_000  # the most files considered in one student's folder
+# Seconds granted to a grading process in addition to the time for its notebook and for starting two sandboxes.
+MARGIN = 30.0
 
 
 class GraderError(RuntimeError):
-    """Raised if the grader cannot grade here, because a package or the sandbox is missing. No notebook is graded."""
+    """Raised if a missing package or sandbox prevents grading here, in which case no notebook is graded."""
 
 
 @dataclass(frozen=True)
 class Grading:
-    """The settings for grading a folder."""
+    """The settings with which a folder is graded."""
 
     limits: Limits = field(default_factory=Limits)
     jobs: int = 1
     secret: str = ""
     roster: tuple[results.Person, ...] = ()
-    again: tuple[str, ...] = ()  # if not empty, only these students are graded, even if nothing changed
+    # If not empty, only these students are graded, even if their submissions have not changed.
+    again: tuple[str, ...] = ()
     trust: bool = False  # grade without a sandbox
 
 
@@ -61,7 +64,7 @@ class Grading:
 
 @dataclass
 class Found:
-    """A student's submission for one assignment: the file that is graded, or None, and remarks."""
+    """A student's submission for one assignment, with remarks. `path` is the file to grade, or None without a file."""
 
     student: str
     assignment: Assignment
@@ -75,7 +78,7 @@ def find_submissions(
 ) -> list[Found]:
     """Return each student's submission for each assignment, from a folder that contains one folder per student.
 
-    A student of the roster without a folder has submissions without files.
+    A student who is in the roster but has no folder gets submissions without files.
     """
     homes, known = folders_by_student(folder, roster), {person.folder for person in roster}
     found = [one for name in sorted(homes) for one in submissions_of_student(name, homes[name], assignments)]
@@ -85,7 +88,10 @@ def find_submissions(
 
 
 def folders_by_student(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str, list[Path]]:
-    """Return {student: folders}. The student has the name of the folder, or of the first of them in the roster."""
+    """Return {student: folders}.
+
+    A student is named after their folder or, with a roster, after the first folder that the roster lists for them.
+    """
     if not folder.is_dir():
         raise ValueError(
             f"folder: got {folder}, which is not a folder; it takes a folder that contains one folder per student"
@@ -105,9 +111,9 @@ def folders_by_student(folder: Path, roster: tuple[results.Person, ...] = ()) ->
 
 
 def submissions_of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
-    """Return one student's submission for each assignment.
+    """Yield one student's submission for each assignment.
 
-    The notebook whose name is exactly the assignment's name counts, or else the one with the shortest name.
+    A notebook with exactly the assignment's name is preferred, and otherwise the one with the shortest name.
     """
     handed = [path for home in homes for path in files_below(home)]
     names = [unicodedata.normalize("NFC", home.name) for home in homes]
@@ -147,7 +153,7 @@ def files_below(home: Path) -> list[Path]:
 def grade_folder(
     folder: Path, out: Path, assignments: list[Assignment], how: Grading
 ) -> tuple[list[Graded], list[str]]:
-    """Grade every submission that has no record yet or has changed; write records, feedback pages and tables.
+    """Grade every submission that is new or has changed, and write records, feedback pages and tables.
 
     Return all records, and a sentence for each assignment that was left out because its own solution does not score
     full marks here.
@@ -186,7 +192,7 @@ def grade_folder(
 
 
 def check_grader(assignments: list[Assignment], how: Grading) -> None:
-    """Raise GraderError if a package that the assignments need, or the sandbox, is missing."""
+    """Raise GraderError if the sandbox or a package that the assignments need is missing."""
     needed = {"numpy", "nbformat"} | {name for a in assignments for name in a.needs}
     if missing := sorted(name for name in needed if find_spec(name) is None):
         raise GraderError(
@@ -198,14 +204,17 @@ def check_grader(assignments: list[Assignment], how: Grading) -> None:
 
 @contextmanager
 def staged_packages(assignments: list[Assignment]):
-    """Yield {assignment: folder with the part of the package that its students may import}; delete all at the end."""
+    """Yield {assignment: folder with the part of the package that its students may import}.
+
+    All folders are deleted at the end.
+    """
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         os.chmod(folder, 0o755)
         yield {a.name: package.write_sandbox_package(Path(folder, a.name), a) for a in assignments}
 
 
 def grade_solutions(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:
-    """Grade each assignment's own solution, and return {assignment: sentence} for those without full marks."""
+    """Grade each assignment's own solution, and return {assignment: sentence} for those that miss full marks."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         tasks = []
         for assignment in assignments:
@@ -230,7 +239,7 @@ def grade_solutions(assignments: list[Assignment], staged: dict, how: Grading, o
 
 
 def grade_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
-    """Grade the tasks, `how.jobs` at a time, each in its own process on its own core. Call `done` after each."""
+    """Grade the tasks, `how.jobs` at a time, with one process and one core per task. Call `done` after each task."""
     from tqdm import tqdm
 
     cores: SimpleQueue[int] = SimpleQueue()
@@ -251,7 +260,7 @@ def grade_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tu
 
 
 def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
-    """Grade one submission in its own process. If the process fails, only this submission stays unfinished."""
+    """Grade one submission in a separate process. If the process fails, only this submission remains unfinished."""
     graded = Graded(
         one.student, one.assignment.name, points_by_step(source_notebook(one.assignment)), is_absent=one.path is None
     )
@@ -281,7 +290,7 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
 
 
 def submitted_bytes(one: Found) -> bytes:
-    """Return the bytes of a submission's file, or if the file is not read, the reason."""
+    """Return the bytes of a submission's file or, if the file cannot be read, the reason as bytes."""
     try:
         return read_bytes(one.path) if one.path else b""
     except (ValueError, OSError) as refusal:
@@ -289,5 +298,5 @@ def submitted_bytes(one: Found) -> bytes:
 
 
 def digest(*parts) -> str:
-    """Return the SHA-256 digest of the parts' printed form, which tells whether any of them has changed."""
+    """Return the SHA-256 digest of the parts' printed form, which reveals whether any part has changed."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,8 +1,8 @@
 """Grade one notebook: run the original's tests in this process, and the student's code in a sandbox.
 
-The original is rebuilt from the release. A submission adds only the text of its code cells: the first cell that has the
-name of a solution cell is the student's answer, and cells without such a name are the student's own. The tests, the
-points and all other metadata of a submission are ignored.
+The original is rebuilt from the release. A submission contributes only the text of its code cells. The first cell with
+the name of a solution cell is the student's answer, and cells without such a name are additions by the student. The
+tests, the points and all other metadata of a submission are ignored.
 """
 
 import ast
@@ -26,26 +26,26 @@ from fa2_studio.course import notebooks, seeds
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, points_by_step
 from fa2_studio.course.sandbox import Limits, NotReady, SandboxProcess
 
-MOST_DEATHS = 8  # the most times that the processes of one notebook are started again
-OWN_MB = 1024  # the most memory of this process, so that no submission makes it use more
-MOST_SHOWN = 200_000  # the most characters of a feedback page
-GIVEN_BACK = 0.75  # the share of a check's points that remains if an earlier step has shown its mistake
+MOST_DEATHS = 8  # the most times that a notebook's processes are restarted
+OWN_MB = 1024  # the most memory of this process, whatever a submission contains
+MOST_SHOWN = 200_000  # the most characters on a feedback page
+GIVEN_BACK = 0.75  # share of a check's points kept if an earlier step has already shown the same mistake
 
 
 @dataclass
 class Graded:
-    """The result of grading one submission. `page` has [kind, title, code, output] per part of the feedback page."""
+    """The result of grading one submission. `page` lists [kind, title, code, output] per part of the feedback page."""
 
     student: str
     assignment: str
-    most: dict[str, float] = field(default_factory=dict)  # the most points of each step
-    got: dict[str, float] = field(default_factory=dict)  # the student's points of each step
+    most: dict[str, float] = field(default_factory=dict)  # the maximum points for each step
+    got: dict[str, float] = field(default_factory=dict)  # the student's points for each step
     sentences: list[str] = field(default_factory=list)
     page: list[list[str]] = field(default_factory=list)
     is_absent: bool = False  # nothing was handed in
     is_unfinished: bool = False  # grading failed because of the machine, so the next run grades it again
-    folder: str = ""  # the folder with the work, if the student has several
-    other_numbers: bool = False  # the student's notebook was made with a seed that is not the one it is graded with
+    folder: str = ""  # name of the folder with the submission, if the student has several folders
+    other_numbers: bool = False  # the student's notebook was made with a different seed from the one used for grading
 
     @property
     def score(self) -> float:
@@ -56,7 +56,7 @@ class Graded:
         return sum(self.most.values())
 
     def show(self, kind: str, title: str, code: str, output: str) -> None:
-        """Append a part to the feedback page, cut off where the page would exceed MOST_SHOWN characters."""
+        """Append a part to the feedback page, and truncate it if the page would exceed MOST_SHOWN characters."""
         left = max(0, MOST_SHOWN - sum(len(text) for piece in self.page for text in piece))
         self.page.append([kind, title, code[:left], output[: max(0, left - len(code))]])
 
@@ -71,14 +71,14 @@ class AssembledCell:
     kind: str
     name: str
     source: str
-    given: tuple[str, ...] = ()  # only in a test: earlier functions that correct ones replace in a second run
+    given: tuple[str, ...] = ()  # for a test: the earlier functions to replace with correct ones in a second run
 
 
 def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str]]:
     """Return the cells to run, and a remark for each cell of the original that the student deleted or changed.
 
-    The cells are the original's locked cells and tests, the student's answers in the places of the original's
-    solutions, and the student's own cells after the named cells that they followed in the submission.
+    The cells are the original's locked cells and tests, the student's answers in place of the original's solutions, and
+    the cells that the student added, each after the named cell that it followed in the submission.
     """
     own_cells = {grade_id(c): c for c in original.cells if grade_id(c)}
     by_id = {c.get("id"): grade_id(c) for c in own_cells.values() if c.get("id")}
@@ -115,7 +115,7 @@ OTHER_NUMBERS = "this notebook has other numbers than those that it was graded w
 
 
 def is_of_another_seed(original, cells: list[Cell]) -> bool:
-    """Return whether the tests of a submission name a seed that is not the seed of the original."""
+    """Return True if the tests in a submission use a different seed from those in the original."""
     tests = {grade_id(cell): cell for cell in original.cells if grade_id(cell) in points_by_step(original)}
 
     def shown(cell) -> list[str]:
@@ -126,17 +126,17 @@ def is_of_another_seed(original, cells: list[Cell]) -> bool:
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the names of the functions and classes that a cell of the original defines."""
+    """Return the names of the functions and classes defined in a cell of the original."""
     return {node.name for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
 def used_names(source: str) -> set[str]:
-    """Return the names that a cell of the original reads."""
+    """Return the names read in a cell of the original."""
     return {x.id for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
 
 
 def cells_of_answers(original, test: AssembledCell, parts: list[AssembledCell]) -> dict[str, str]:
-    """Return {name: source of the student's cell that should define it} for the names of answers that a test reads."""
+    """Return {name: source of the student's cell that should define it} for the answers that a test uses."""
     cells = {
         name: grade_id(cell) for cell in original.cells if is_solution(cell) for name in defined_names(cell.source)
     }
@@ -145,9 +145,9 @@ def cells_of_answers(original, test: AssembledCell, parts: list[AssembledCell]) 
 
 
 def original_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
-    """Return the original's own functions of these names.
+    """Return the original's functions with these names.
 
-    The functions stay in this process. The student's process receives only what they return.
+    The functions stay in this process. The student's process receives only their results.
     """
     space: dict = {"np": np}
     for cell in original.cells:
@@ -160,14 +160,14 @@ def original_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
 
 
 class Session:
-    """The process that runs a student's cells. If it ends, the next request starts another and runs the cells again."""
+    """The process that runs a student's cells. If it ends, the next request starts a new one and repeats the cells."""
 
     def __init__(self, open_process: Callable[[bool], SandboxProcess], limits: Limits):
         self.open_process, self.limits, self.process, self.clean = open_process, limits, None, None
         self.until = time.monotonic() + limits.notebook_seconds
-        self.done: list[str] = []  # the cells that ran, which a new process runs again
+        self.done: list[str] = []  # cells that have run, and that a new process runs again
         self.lent: dict[str, Callable] = {}  # correct functions that replace the student's own in a second run
-        self.named: dict[str, set[str]] = {}  # the mistakes that each step has shown, by their hints
+        self.named: dict[str, set[str]] = {}  # {step: hints of the mistakes that it has shown}
         self.opened, self.ready = 0, set()
         self.begin_step()
 
@@ -176,16 +176,16 @@ class Session:
         self.over, self.stopped, self.deaths = "", "", 0
 
     def cell(self, source: str) -> tuple[str, str]:
-        """Run a cell, and return what it printed and the text of the error that it raised, or ""."""
+        """Run a cell. Return what it printed, and the text of the error that it raised or "" if it raised none."""
         reply = self.ask({"do": "cell", "source": source}, self.limits.cell_seconds)
         self.done.append(source)
         return str(reply.get("printed", "")), str(exception_of(reply) or "")
 
     def call(self, name: str, args: tuple, kwargs: dict, probe: Callable | None = None, is_theirs: bool = True):
-        """Call a function of the student's in their process and return its value, or raise the error that it raised.
+        """Call one of the student's functions in their process, and return its value or raise its error.
 
-        With a `probe`, a function of the checks, the process calls the probe on the student's function instead; without
-        a name, it calls the probe alone. Raises Stopped if the process ends or the step's time is over.
+        If a `probe` (a function of the checks) is given, the process calls the probe on the student's function instead.
+        Without a name, it calls the probe alone. Raises Stopped if the process ends or the step's time is over.
         """
         if self.over:
             raise Stopped(self.over)
@@ -204,7 +204,7 @@ class Session:
         return reply.get("value")
 
     def apart(self, probe: Callable, args: tuple):
-        """Run a probe in a clean process, one that never runs the student's code."""
+        """Run a probe in a clean process, which never runs the student's code."""
         student_process, self.process = self.process, self.clean
         try:
             return self.call("", args, {}, probe, is_theirs=False)
@@ -212,9 +212,9 @@ class Session:
             self.clean, self.process = self.process, student_process
 
     def ask(self, request: dict, seconds: float, is_theirs: bool = True) -> dict:
-        """Return the reply to a request. Raises Stopped, with a sentence for the student, if there is none in time.
+        """Return the reply to a request. Raises Stopped, with a sentence for the student, if no reply comes in time.
 
-        With seconds = 0, the request has the time that its step has left.
+        If `seconds` is 0, the request may take the rest of its step's time.
         """
         try:
             if self.process is None:
@@ -231,9 +231,10 @@ class Session:
         return reply
 
     def open(self, is_theirs: bool) -> None:
-        """Start a process. A process for the student's code (`is_theirs`) first runs the cells that ran before.
+        """Start a process. A process for the student's code (`is_theirs`) first runs the cells that have run before.
 
-        The first start of each kind does not count: its time is added to the time of the notebook and of the step.
+        The first start of each kind of process is free: its duration is added to the time for the notebook and for the
+        step.
         """
         if self.opened > MOST_DEATHS:
             raise Stopped("the process ended too often")
@@ -248,7 +249,7 @@ class Session:
             self.process.ask({"do": "cell", "source": source}, max(0.0, min(self.limits.cell_seconds, left)))
 
     def end(self) -> None:
-        """End the process that got the last request. The next request starts a new one."""
+        """End the process that handled the last request. The next request starts a new one."""
         if self.process is not None:
             self.process.close()
         self.process = None
@@ -260,7 +261,7 @@ class Session:
 
 
 def exception_of(reply: dict) -> Exception | None:
-    """Return the error that a reply reports as an exception, or None if it reports none."""
+    """Convert the error in a reply to an exception, or return None if the reply contains no error."""
     error = reply.get("error")
     if error is None:
         return None
@@ -307,7 +308,7 @@ def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded)
 
 
 def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
-    """Run the test cell of one step, and add its points, remark and output to `graded`."""
+    """Run a step's test cell, and add its points, remark and output to `graded`."""
     points, shown, hidden, sentence = run_test(part, session, space, names)
     points, why = charge_mistake_once(part, points, graded.most[part.name], session, space.get("report"))
     graded.got[part.name] = min(points, graded.most[part.name])
@@ -318,9 +319,9 @@ def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str
 
 
 def run_test(part: AssembledCell, session: Session, space: dict, names: dict[str, str]) -> tuple[float, str, str, str]:
-    """Run a test cell, and return its points, what its visible and its hidden checks printed, and a remark.
+    """Run a test cell. Return its points, the output of its visible checks, that of its hidden checks, and a remark.
 
-    Each of `names` becomes a stand-in that calls the student's function of that name in the student's process.
+    Each of `names` becomes a stand-in that calls the student's function with this name in the student's process.
     """
     session.begin_step()
     space |= {name: Far(session, name, text) for name, text in names.items()}
@@ -338,7 +339,7 @@ def run_test(part: AssembledCell, session: Session, space: dict, names: dict[str
             points = float(eval(end.strip(), space))
     except NotReady:
         raise
-    except Exception as error:  # the answer did something that a check did not expect, so this step has no points
+    except Exception as error:  # the answer behaved unexpectedly, so this step gets no points
         sentence = f"{type(error).__name__}: {error}"[:300]
     sentence = sentence or session.over or session.stopped or getattr(space.get("report"), "refused", "")
     hidden = re.sub(r"^ {11}expected.*\n", "", papers[1].getvalue(), flags=re.MULTILINE)  # hide right values
@@ -346,11 +347,11 @@ def run_test(part: AssembledCell, session: Session, space: dict, names: dict[str
 
 
 def charge_mistake_once(part: AssembledCell, points: float, most: float, session: Session, report) -> tuple[float, str]:
-    """Return a step's points, changed so that a mistake costs once, and a remark about the change.
+    """Return a step's points, adjusted so that a mistake costs points only once, and a remark on the adjustment.
 
-    A check that failed because of a mistake which an earlier step has shown gets most of its points, unless the step
-    is run again with correct functions. If a result was accepted because a known mistake explains it, but no earlier
-    step has shown this mistake, the step gets no points, because the mistake may be there in place of work.
+    A check that failed because of a mistake already shown by an earlier step gets most of its points, unless the step
+    is run again with correct functions. If a result was accepted because a known mistake explains it, although no
+    earlier step has shown this mistake, the step gets no points, because the mistake may have been made on purpose.
     """
     failed, passed = getattr(report, "named", []), getattr(report, "forgiven", [])
     session.named.setdefault(part.name, {hint for known in failed + passed for hint in known})
@@ -371,7 +372,7 @@ def retry_with_right_versions(
 ) -> None:
     """Run each test that lost points again, with correct versions of the earlier functions that its cell names.
 
-    So a mistake in an earlier step costs no points in this one. The better of the two runs counts.
+    This way, a mistake in an earlier step costs no points in this one. The better of the two runs counts.
     """
     for part in parts:
         if not part.given or graded.got.get(part.name, 0) >= graded.most.get(part.name, 0):
@@ -394,16 +395,19 @@ def retry_with_right_versions(
 
 
 def limit_own_memory() -> None:
-    """Limit this process to OWN_MB, but not its children: the student's process gets a limit of its own."""
+    """Limit the memory of this process to OWN_MB.
+
+    The limit does not apply to its children, because the student's process has a separate one.
+    """
     with contextlib.suppress(ImportError):
         import resource
 
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # only root may raise this one again
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # only root can raise the hard limit again
         resource.setrlimit(resource.RLIMIT_DATA, (OWN_MB * 2**20, hard))
 
 
 def main() -> int:
-    """Grade one submission. Read the task as JSON from stdin, and print the result, or the machine's fault, as JSON."""
+    """Grade one submission. Read the task as JSON from stdin, and print the result or a machine fault as JSON."""
     task = json.load(sys.stdin)
     limits = Limits(**task["limits"])
     limit_own_memory()

@@ -1,4 +1,4 @@
-"""Write what an instructor gives away: bundles for students, and packages that grade on Gradescope."""
+"""Write the files that an instructor distributes: bundles for students, and packages that grade on Gradescope."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from fa2_studio.course import grade, package, results, sandbox, seeds
 from fa2_studio.course.grade_notebook import Graded
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, find_assignment, source_notebook, student_version
 
-PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # pages beside the notebooks: name in a bundle
+PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # {page next to the notebooks: name in a bundle}
 
 
 def write_bundle(
@@ -25,9 +25,9 @@ def write_bundle(
     secret: str = "",
     wheel: Path | None = None,
 ) -> list[Path]:
-    """Write notebooks, their visible checks, two pages and the package's wheel, and return the folders.
+    """Write notebooks, their visible checks, two pages and, if given, the package's wheel, and return the folders.
 
-    With `people`, each student gets a folder with their own seed. Otherwise there is one folder for all.
+    If `people` is given, each student gets a folder with an individual seed. Otherwise, there is one folder for all.
     """
     if wheel and not (wheel.is_file() and wheel.match("fa2_lab-*.whl")):
         raise ValueError(f"--wheel: got {wheel}; it takes the file fa2_lab-….whl that `pip wheel` made")
@@ -69,7 +69,7 @@ cd /autograder/source && PYTHONPATH=. /autograder/env/bin/python -m fa2_studio.c
 def write_gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
     """Write an autograder package for each assignment, and return the files.
 
-    Each is NAME.zip, which contains setup.sh, run_autograder and all the code that grading needs.
+    A package is a file NAME.zip that contains setup.sh, run_autograder and all the code needed for grading.
     """
     files.check_writable(folder, "course gradescope")
     tops = (PROJECT / "fa2_lab", PROJECT / "fa2_studio", FOLDER / "checks", FOLDER / "programs")
@@ -96,11 +96,11 @@ def grade_on_gradescope(name: str, home: Path) -> dict:
     how = grade.Grading(trust=True)
     (one,) = grade.submissions_of_student("", [home / "submission"], [assignment])
     submitted_notebooks = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
-    if one.path is None and len(submitted_notebooks) == 1:  # the upload itself tells the assignment
+    if one.path is None and len(submitted_notebooks) == 1:  # the upload itself identifies the assignment
         one.path, one.remarks = submitted_notebooks[0], [f"{submitted_notebooks[0].name} was graded"]
     with grade.staged_packages([assignment]) as staged:
         graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=sandbox.sandbox_kind() or "user")
-    if graded.is_unfinished:  # if there is no result, the platform tells the instructor
+    if graded.is_unfinished:  # without a result, the platform notifies the instructor
         raise SystemExit("; ".join(graded.sentences))
     graded.sentences = one.remarks + graded.sentences
     result = results_json(graded)
@@ -110,7 +110,7 @@ def grade_on_gradescope(name: str, home: Path) -> dict:
 
 
 def results_json(graded: Graded) -> dict:
-    """Return what Gradescope shows: a test per step, with a line per check and a hint for each check that failed."""
+    """Return the results for Gradescope: one test per step, with a line per check and a hint for each failed check."""
     texts = {name: [] for name in graded.most}
     for kind, name, _, output in graded.page:
         if name in texts:

@@ -1,7 +1,7 @@
-"""The planted bugs ("slips") of assignment 8, and how a seed chooses among them. Students do not get this file.
+"""The planted bugs ("slips") of assignment 8, and their choice by seed. This file is not given to students.
 
-The programs in notebooks/assignments/programs are correct. A slip replaces one piece of their text. A seed decides
-which slip a student gets, and which names the program's variables have.
+The programs in notebooks/assignments/programs are correct. A slip replaces one piece of a program's text. The seed
+determines the slip that a student gets, and the names of the program's variables.
 """
 
 import re
@@ -20,7 +20,7 @@ PIPELINE, KERNEL = (FOLDER / "programs" / f"suspect_{name}.py" for name in ("pip
 class Slip:
     """A planted bug: its cause, the right text, and the wrong text that replaces it.
 
-    `shows` has the arguments of a run in which the bug shows, and `hides` those of a run in which it does not.
+    `shows` holds the arguments of a run that reveals the bug, and `hides` those of a run that does not.
     """
 
     cause: str
@@ -44,7 +44,7 @@ HANGS = [
 
 
 def moved_to_top(line: str, above: str) -> tuple[str, str]:
-    """Return (right, wrong): the pipeline's text from `above` to `line`, and this text with `line` moved to its top."""
+    """Return (right, wrong): the pipeline's text from `above` to `line`, and the same text with `line` at the top."""
     text = PIPELINE.read_text(encoding="utf-8")
     first = text.index(above)
     right = text[first : text.index(line, first) + len(line)]
@@ -80,11 +80,11 @@ WRONG = [
 
 
 def slip_of_seed(slips: list[Slip], seed: int) -> Slip:
-    """Return the slip of a seed. Seed 0 has the first slip."""
+    """Return the slip for a seed. Seed 0 gets the first slip."""
     return slips[seed * 2654435761 % 2**32 * len(slips) >> 32]
 
 
-WORDS = {  # the names that a variable of a program may have; a seed chooses one of each group
+WORDS = {  # possible names of a program's variables, of which a seed chooses one from each group
     PIPELINE: (("ring", "belt", "pool"), ("filled", "full", "ready"), ("emptied", "free", "vacant"),
                ("stage", "place", "cell")),
     KERNEL: (("seen", "shown", "visible"), ("there", "exists", "inside"), ("real", "within", "alive"),
@@ -93,14 +93,14 @@ WORDS = {  # the names that a variable of a program may have; a seed chooses one
 
 
 def rename_variables(path: Path, text: str, seed: int) -> str:
-    """Return a program's text with the variable names of a seed. Seed 0 keeps the names as they are."""
+    """Rename a program's variables according to a seed. Seed 0 leaves the names unchanged."""
     for number, words in enumerate(WORDS[path]):
         text = re.sub(rf"\b{words[0]}\b", words[seed // 3**number % 3], text)
     return text
 
 
 def broken_program(path: Path, slip: Slip, seed: int = 0) -> str:
-    """Return the text of a program with a slip in it and with the variable names of a seed."""
+    """Return a program's text with a slip planted in it, and with its variables renamed for a seed."""
     text = path.read_text(encoding="utf-8")
     if text.count(slip.right) != 1:
         raise LookupError(
@@ -113,24 +113,24 @@ CASES = {"hang": (PIPELINE, HANGS, 0), "race": (PIPELINE, RACES, 1), "wrong": (K
 
 
 def program_and_slip(step: str, seed: int) -> tuple[Path, Slip]:
-    """Return the program of a step and the slip that a seed plants in it."""
+    """Return a step's program, and the slip that a seed plants in it."""
     path, slips, more = CASES[step]
     return path, slip_of_seed(slips, seed=seed + more if seed else 0)
 
 
 def broken_cell(step: str, seed: int = 0) -> str:
-    """Return the broken program of a step, as the text of a cell."""
+    """Return a step's broken program as the text of a cell."""
     return broken_program(*program_and_slip(step, seed), seed)
 
 
 def wrong_lines(path: Path, slip: Slip, seed: int = 0) -> set[str]:
-    """Return the lines that count as a right answer: lines that differ, and the neighbours of a missing line."""
+    """Return the lines accepted as a right answer: those that differ, or the neighbours of a missing line."""
     right = rename_variables(path, path.read_text(encoding="utf-8"), seed).splitlines()
     return changed_lines(broken_program(path, slip, seed).splitlines(), right)
 
 
 def named(step: str, function, seed: int = 0) -> Report:
-    """Return the report of two checks that only the grader can make: the wrong line, and the cause."""
+    """Return the report on two checks that only the grader can make: the wrong line and its cause were named."""
     (path, slip), report = program_and_slip(step, seed), Report(f"{step}: line and cause")
     with report.check("find: the line", FIND[step]):
         line = str(answer_of(function, "line")).strip()

@@ -1,4 +1,4 @@
-"""The assignments' notebooks: the nbgrader sources, the versions for students, and the submissions."""
+"""The assignments' notebooks: the nbgrader sources, the students' versions, and the submissions."""
 
 import json
 import re
@@ -15,9 +15,9 @@ SOLUTION, HIDDEN = ("### BEGIN SOLUTION", "### END SOLUTION"), ("### BEGIN HIDDE
 
 @dataclass(frozen=True)
 class Assignment:
-    """One assignment: its notebook's name, the packages it needs besides NumPy, and the modules of fa2_lab it gives.
+    """One assignment: its notebook's name, the packages it needs besides NumPy, and the modules of fa2_lab it provides.
 
-    Students may import these modules, and no others of fa2_lab.
+    Students may import only these modules of fa2_lab.
     """
 
     name: str
@@ -39,7 +39,7 @@ ASSIGNMENTS = [
 
 
 def find_assignment(name: str) -> Assignment:
-    """Return the assignment with this name, or with a number such as "2"."""
+    """Return the assignment with this name or number, such as "2"."""
     for assignment in ASSIGNMENTS:
         if name in (assignment.name, assignment.name[:1]):
             return assignment
@@ -47,8 +47,9 @@ def find_assignment(name: str) -> Assignment:
 
 
 class Node(dict):
-    """A notebook or a part of it, whose entries are attributes too. nbformat has the same, but its import takes longer
-    than judging a notebook does.
+    """A notebook or a part of it, whose entries are also attributes.
+
+    nbformat provides the same, but importing it takes longer than judging a notebook.
     """
 
     def __getattr__(self, name: str):
@@ -60,7 +61,7 @@ class Node(dict):
 
 
 def source_notebook(assignment: Assignment) -> Node:
-    """Return the nbgrader source of an assignment, with solutions and hidden tests."""
+    """Return an assignment's nbgrader source, with solutions and hidden tests."""
     notebook = json.loads((FOLDER / f"{assignment.name}.ipynb").read_text(encoding="utf-8"), object_hook=Node)
     for cell in notebook.cells:
         cell.source = "".join(cell.source)
@@ -71,14 +72,14 @@ def source_notebook(assignment: Assignment) -> Node:
 
 
 def nbgrader_metadata(cell) -> dict:
-    """Return the nbgrader metadata of a cell, or {} if the cell has none or it is malformed."""
+    """Return the nbgrader metadata of a cell, or {} if the metadata is missing or malformed."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return nbgrader if isinstance(nbgrader, dict) else {}
 
 
 def grade_id(cell) -> str:
-    """Return nbgrader's name of a cell, or "" for a cell that a student added."""
+    """Return the name that nbgrader gives a cell, or "" for a cell added by a student."""
     name = nbgrader_metadata(cell).get("grade_id", "")
     return name if isinstance(name, str) else ""
 
@@ -88,19 +89,19 @@ def is_solution(cell) -> bool:
 
 
 def points_by_step(notebook) -> dict[str, float]:
-    """Return {grade_id: points} of a notebook's test cells."""
+    """Return {grade_id: points} for a notebook's test cells."""
     return {m["grade_id"]: float(m["points"]) for m in map(nbgrader_metadata, notebook.cells) if m.get("grade")}
 
 
 # Submissions ----------------------------------------------------------------------------------------------------------
 
-LARGEST = 20 * 2**20  # the most bytes of a submitted notebook
+LARGEST = 20 * 2**20  # the most bytes accepted for a submitted notebook
 MOST_CELLS = 2000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The parts of a submitted cell that are read: `id`, nbgrader's `name`, whether it is code, and its text."""
+    """The parts of a submitted cell that grading uses: `id`, nbgrader's `name`, whether it is code, and its text."""
 
     id: str
     name: str
@@ -109,11 +110,14 @@ class Cell:
 
 
 def read_submission(path: Path) -> list[Cell]:
-    """Return the cells of a submitted notebook. Raises ValueError, with a sentence for the student, if it is none."""
+    """Return the cells of a submitted notebook.
+
+    If the notebook cannot be read, raise ValueError with a sentence for the student.
+    """
     if path.suffix != ".ipynb":
         raise ValueError(f"{path.name} is not a notebook, because its name does not end in .ipynb")
     try:
-        notebook = json.loads(read_bytes(path).decode("utf-8-sig"))  # some editors begin with a byte-order mark
+        notebook = json.loads(read_bytes(path).decode("utf-8-sig"))  # some editors write a byte-order mark first
     except (UnicodeError, ValueError, RecursionError, OSError) as error:
         reason = (str(error).splitlines() or [""])[0][:120]
         raise ValueError(
@@ -128,7 +132,7 @@ def read_submission(path: Path) -> list[Cell]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file. Raises ValueError if it is a link, no regular file, or too large."""
+    """Return the bytes of a file. Raises ValueError if it is a link, not a regular file, or too large."""
     if path.is_symlink():
         raise ValueError("it is a symbolic link")
     if not path.is_file():
@@ -139,7 +143,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_cell(cell: dict) -> Cell:
-    """Return one cell of a notebook's JSON, whatever its fields contain. Invalid characters become question marks."""
+    """Parse a cell of a notebook's JSON, whatever its fields contain. Invalid characters become question marks."""
     source = cell.get("source", "")
     source = "".join(x for x in source if isinstance(x, str)) if isinstance(source, list) else source
     source = source.encode("utf-8", "replace").decode() if isinstance(source, str) else ""
@@ -153,7 +157,7 @@ STUB = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()\n"
 
 
 def student_version(notebook) -> Node:
-    """Return what students get: solutions replaced by stubs, no hidden tests, no outputs, and test cells locked."""
+    """Return the notebook for students: with stubs for solutions, locked tests, and no hidden tests or outputs."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         cell.source = re.sub(block_pattern(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
@@ -173,5 +177,5 @@ def student_version(notebook) -> Node:
 
 
 def block_pattern(begin: str, end: str) -> str:
-    """Return a pattern for two marks and everything between them. Its first group is the indentation."""
+    """Return a regular expression for two marks and everything between them. Group 1 is the indentation."""
     return rf"^( *){re.escape(begin)}\n.*?^ *{re.escape(end)}\n"

@@ -1,4 +1,4 @@
-"""Choose the parts of this package that a student's process in the sandbox may import, and those of a bundle."""
+"""Choose the parts of this package that a student's sandboxed process may import, and those that a bundle contains."""
 
 from collections.abc import Sequence
 from modulefinder import ModuleFinder
@@ -21,9 +21,9 @@ def __getattr__(name):
 
 
 def write_sandbox_package(folder: Path, assignment: Assignment) -> Path:
-    """Write all modules that a student's process may import to a folder, and return the folder.
+    """Write to a folder all modules that a student's process may import, and return the folder.
 
-    These are the worker, the probes, and the modules of fa2_lab that the assignment gives.
+    These are the worker, the probes, and the modules of fa2_lab that the assignment provides.
     """
     wanted = ["fa2_studio.course.worker", *(f"checks.{name}" for name in BESIDE), *assignment.gives]
     for path in imported_files(wanted):
@@ -46,10 +46,10 @@ def visible_checks(assignments: list[Assignment]) -> list[Path]:
 
 
 def imported_files(modules: list[str], scripts: Sequence[Path] = ()) -> set[Path]:
-    """Return the files of modules, of their submodules, and of this project's modules that they or scripts import."""
+    """Return the files of these modules and their submodules, and of all project modules that they or scripts use."""
     tops = {"fa2_lab": PROJECT, "fa2_studio": PROJECT, "checks": FOLDER}
     finder = ModuleFinder([])
-    for name, home in tops.items():  # the package alone, not the many modules that its __init__.py imports
+    for name, home in tops.items():  # register each package without its __init__.py, which would import many modules
         finder.add_module(name).__path__ = [str(home / name)]
     for name in modules:
         place = tops[name.partition(".")[0]].joinpath(*name.split("."))

@@ -1,4 +1,4 @@
-"""The results of grading: a record per submission, tables for instructors and platforms, and pages for students."""
+"""The results of grading: one record per submission, tables for instructors and platforms, and pages for students."""
 
 import csv
 import html
@@ -15,24 +15,25 @@ from fa2_studio.course.notebooks import find_assignment, source_notebook
 
 ROSTER = ["folder", "id", "name"]
 BY_HAND = ["folder", "assignment", "points", "comment"]
-NOT_IN_ROSTER = "not in the roster"  # a remark for the instructor alone
+NOT_IN_ROSTER = "not in the roster"  # a remark shown only to the instructor
 COLUMNS = ["student", "assignment", "score", "max_score", "steps", "remarks"]
 
 
 @dataclass(frozen=True)
 class Person:
-    """A student as a platform knows them. `folder` is the name of the folder with their submissions."""
+    """A student as registered on a platform. `folder` is the name of the folder with the student's submissions."""
 
     folder: str
     id: str = ""
     name: str = ""
-    more: tuple[str, ...] = ()  # further folders, because Moodle names a folder differently for each assignment
+    # Further folders of this student, because Moodle uses a different folder name for each assignment.
+    more: tuple[str, ...] = ()
 
 
 def read_roster(path: Path | None) -> tuple[Person, ...]:
-    """Return the people of a CSV file with the columns folder, id and name, of which only folder is required.
+    """Return the people listed in a CSV file with the columns folder, id and name, of which only folder is required.
 
-    Lines with the same id and the same name are folders of one person.
+    Lines with the same id and the same name list several folders of one person.
     """
     people: dict[str, Person] = {}
     rows = read_columns(path, "--roster", ROSTER, required=("folder",)) if path else []
@@ -51,7 +52,7 @@ def read_roster(path: Path | None) -> tuple[Person, ...]:
 
 
 def read_columns(path: Path, name: str, columns: list[str], required: tuple[str, ...]) -> list[list[str]]:
-    """Return the texts in these columns of a CSV file. Raises ValueError if it or a required column is missing."""
+    """Return the texts in these columns of a CSV file. Raises ValueError without the file or a required column."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -65,7 +66,7 @@ def read_columns(path: Path, name: str, columns: list[str], required: tuple[str,
 
 
 def safe_for_spreadsheet(text: str) -> str:
-    """Return a name that is safe in a table: without line breaks, and not taken for a formula by a spreadsheet."""
+    """Make a name safe for a table: remove line breaks, and prevent spreadsheets from reading the name as a formula."""
     text = "".join(c if c.isprintable() else "?" for c in text.encode("utf-8", "replace").decode())
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
@@ -80,7 +81,7 @@ def record_path(out: Path, student: str, assignment: str) -> Path:
 def write_record(graded: Graded, out: Path, key: str = "") -> None:
     """Write one submission's record and its feedback page, each atomically.
 
-    `key` is a digest of all that the result depends on, so that an unchanged submission is not graded again.
+    `key` is a digest of everything that affects the result. It saves grading an unchanged submission again.
     """
     record = record_path(out, graded.student, graded.assignment)
     record.parent.mkdir(parents=True, exist_ok=True)
@@ -89,14 +90,14 @@ def write_record(graded: Graded, out: Path, key: str = "") -> None:
 
 
 def write_page(graded: Graded, out: Path, name: str = "") -> None:
-    """Write a feedback page into a folder that has the name of the folder with the work."""
+    """Write a feedback page into a folder with the same name as the submission's folder."""
     page = out / "feedback" / (graded.folder or graded.student) / f"{graded.assignment}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     files.write(page, feedback_page(graded, name))
 
 
 def read_record(path: Path) -> tuple[Graded, str]:
-    """Return a record and its key. If there is no record that can be read, both are empty."""
+    """Return a record and its key, both empty if there is no readable record."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         key = record.pop("key")
@@ -106,7 +107,7 @@ def read_record(path: Path) -> tuple[Graded, str]:
 
 
 def read_all_records(out: Path) -> list[Graded]:
-    """Return all records, sorted by student and assignment, with the points and comments of by_hand.csv."""
+    """Return all records, sorted by student and assignment, with the points and comments from by_hand.csv added."""
     records = [read_record(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
     records = sorted((g for g in records if g.student), key=lambda g: (g.student, g.assignment))
     path = out / "by_hand.csv"
@@ -121,7 +122,7 @@ def read_all_records(out: Path) -> list[Graded]:
         except ValueError:
             argument = f"{folder}, {name}, {points}; it takes a graded folder, its assignment and a number"
             raise ValueError(f"{path}: got {argument}") from None
-        graded.most.setdefault("your teacher", 0.0)  # no step has this name
+        graded.most.setdefault("your teacher", 0.0)  # a name that no step uses
         graded.got["your teacher"] = graded.got.get("your teacher", 0.0) + more
         graded.sentences[:0], graded.is_absent = [comment] if comment else [], False
     return records
@@ -131,11 +132,11 @@ def read_all_records(out: Path) -> list[Graded]:
 
 
 def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
-    """Write all pages and scores.csv, and canvas.csv and moodle.csv, which have a line per student.
+    """Write all pages, scores.csv, and the tables canvas.csv and moodle.csv with one line per student.
 
-    With a roster, the platforms' tables contain only its people, because Moodle refuses a table with anyone else. A
-    student who handed in nothing has an empty cell, so the platform keeps its own score. An assignment that no student
-    handed in has no column.
+    With a roster, the platforms' tables contain only its people, because Moodle rejects a table that lists anyone else.
+    A student who handed in nothing gets an empty cell, so the platform keeps its own score. An assignment that no
+    student handed in gets no column.
     """
     graded, called = read_all_records(out), {person.folder: person.name for person in people}
     for g in graded:
@@ -157,7 +158,7 @@ def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
 
 
 def points_text(g: Graded) -> str:
-    """Return a score as the tables have it, which is empty if nothing was handed in."""
+    """Return a score as text for the tables, or "" if nothing was handed in."""
     return "" if g.is_absent else f"{g.score:g}"
 
 
@@ -220,10 +221,10 @@ def feedback_page(graded: Graded, name: str = "") -> str:
 
 
 def prerequisites_of(assignment: str) -> str:
-    """Return the chapters and assignments that an assignment builds on, as its notebook names them."""
+    """Return the chapters and assignments that an assignment builds on, as listed in its notebook."""
     return re.search(r"Before this: (.+?)\. Hardware", source_notebook(find_assignment(assignment)).cells[0].source)[1]
 
 
 def escape_text(text: str) -> str:
-    """Return text for a page: escaped, with a question mark for each invalid character."""
+    """Escape text for a page, with a question mark in place of each invalid character."""
     return html.escape(text.encode("utf-8", "replace").decode())

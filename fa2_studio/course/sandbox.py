@@ -1,10 +1,9 @@
-"""The sandbox around the process that runs a student's notebook. Each notebook has its own.
+"""The sandbox around a process that runs a student's notebook. Each notebook is run in a separate sandbox.
 
-SandboxProcess describes the kinds of sandbox. The usual kind, bubblewrap, gives the process no network. The process can
-then read Python and a part of the package, and nothing else of the disk, and it can write only to the folder /stage,
-which is in memory. In every kind, the process gets one core, and limits on memory, processes, files, time and the size
-of its messages. The filter of seccomp.py makes the kernel refuse the system calls by which notebooks could exchange
-data.
+SandboxProcess describes the kinds of sandbox. The usual kind, bubblewrap, blocks the network. It lets the process read
+only Python and a part of the package, and lets it write only to the folder /stage, which is in memory. In every kind,
+the process is limited to one core, and its memory, processes, files, time and message size are limited. The filter in
+seccomp.py makes the kernel refuse the system calls with which notebooks could exchange data.
 """
 
 import contextlib
@@ -32,11 +31,11 @@ from fa2_studio.course.worker import alarm
 
 PROJECT = Path(__file__).resolve().parents[2]
 SITES = ("site-packages", "dist-packages")  # the names of folders with installed packages
-STAGE_MB = 256  # the size of /stage, which holds all files that a notebook writes, in memory
-PROCESSES = 64  # the most processes of one notebook, where each thread counts as one
-FILE_BYTES = 100 * 2**20  # the most bytes of one file that a notebook writes
-GRACE = 3.0  # seconds between the end of a request's time and the end of a process that has not answered
-START = 300.0  # seconds that a process may take to start, since importing torch on a busy machine takes a minute
+STAGE_MB = 256  # size of /stage, the folder in memory that holds all files written by a notebook
+PROCESSES = 64  # the most processes of one notebook, counting each thread as a process
+FILE_BYTES = 100 * 2**20  # the most bytes of one file written by a notebook
+GRACE = 3.0  # seconds after a request's time is over until a process that has not answered is killed
+START = 300.0  # seconds allowed for starting a process, because importing torch takes a minute on a busy machine
 NO_SANDBOX = (
     "there is no sandbox for students' code on this machine, so install bubblewrap (Linux: apt-get install bubblewrap)."
     " If it is installed but may not start, as for a plain user on Ubuntu 24.04, run grade with sudo (INSTRUCTOR.md). "
@@ -45,12 +44,12 @@ NO_SANDBOX = (
 
 
 class NotReady(Exception):
-    """Raised if a sandbox does not start. This is a fault of the machine, so it costs no student points."""
+    """Raised if a sandbox does not start. This is the machine's fault, so no student loses points."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The time and the memory that one notebook may use."""
+    """The time and memory that one notebook may use."""
 
     cell_seconds: float = 60.0
     notebook_seconds: float = 300.0
@@ -62,7 +61,7 @@ class Limits:
 
 @cache
 def sandbox_kind() -> str:
-    """Return the sandbox that works on this machine: "bwrap", or "" if bubblewrap is missing or may not start."""
+    """Return the kind of sandbox that works here: "bwrap", or "" if bubblewrap is missing or cannot start."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command = [*bubblewrap_command(Path(sys.prefix)), "true"]
         return "bwrap" if subprocess.run(command, capture_output=True, timeout=30).returncode == 0 else ""
@@ -70,7 +69,7 @@ def sandbox_kind() -> str:
 
 
 def describe_sandbox(kind: str) -> str:
-    """Return the words by which `grade` names the sandbox `kind`."""
+    """Return the description of a sandbox kind that `grade` prints."""
     if not kind:
         return "none, so students' code runs under your account"
     if kind == "user":
@@ -79,10 +78,11 @@ def describe_sandbox(kind: str) -> str:
 
 
 def bubblewrap_command(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
-    """Return the beginning of a command that runs the rest of it in a bubblewrap sandbox.
+    """Return the beginning of a command line that runs the rest of it in a bubblewrap sandbox.
 
-    The sandbox shows Python, the folder `package` and the installed packages that `needs` names; without `needs`, NumPy
-    is the only installed package. If root starts it, it keeps one right, which is to become another user.
+    Python, the folder `package` and the folders of the packages named in `needs` are visible inside the sandbox.
+    Without `needs`, NumPy is the only installed package. If root starts the sandbox, it keeps only the right to become
+    another user.
     """
     namespaces = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try"
     rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
@@ -120,13 +120,13 @@ def bubblewrap_command(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
 
 
 def site_folders(needs: tuple[str, ...]) -> list[Path]:
-    """Return the folders of installed packages that contain NumPy and the packages that `needs` names."""
+    """Return the package folders that contain NumPy and the packages named in `needs`."""
     specs = (find_spec(name) for name in ("numpy", *needs))
     return list(dict.fromkeys(Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin))
 
 
 def package_folders(seen: Path) -> list[Path]:
-    """Return the folders of installed packages below a folder that the sandbox shows; torch may be in one of them."""
+    """Return the package folders below a folder that is visible in the sandbox. One of them may contain torch."""
     if seen.name in SITES:
         return [seen]
     return [
@@ -139,14 +139,14 @@ def package_folders(seen: Path) -> list[Path]:
 def hidden_folders(seen: Path) -> list[Path]:
     """Return the parts of a folder that the sandbox must hide because they contain solutions.
 
-    These are fa2_lab, fa2_studio and checks, if they are installed there, and this checkout.
+    These are this checkout, and fa2_lab, fa2_studio and checks if they are installed in the folder.
     """
     places = [seen / name for name in ("fa2_lab", "fa2_studio", "checks")] + [PROJECT]
     return [p for p in places if p.is_dir() and p.is_relative_to(seen) and p != seen]
 
 
 def pin_command(core: int) -> list[str]:
-    """Return the words to put before a command, so that it and all its children run on one core."""
+    """Return the words that, placed before a command, pin it and all its children to one core."""
     if not shutil.which("taskset"):
         return []  # this system is not Linux
     cores = sorted(os.sched_getaffinity(0))
@@ -154,18 +154,18 @@ def pin_command(core: int) -> list[str]:
 
 
 def limit_command(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
-    """Return the words to put before a command, so that it and all its children keep to `limits`.
+    """Return the words that, placed before a command, make it and all its children observe `limits`.
 
     Unless `uid` is 0, the command also runs as that user. `counts_apart` means that the kernel counts the sandbox's
-    processes apart from the other processes of its user, so that a limit on their number is possible.
+    processes separately from the user's other processes, which makes it possible to limit their number.
     """
     if not shutil.which("prlimit"):
         return []  # this system is not Linux
-    # CUDA reserves far more addresses than it uses: on a GPU machine only private memory is counted.
+    # CUDA reserves far more address space than it uses, so only private memory is counted on a GPU machine.
     memory = "data" if os.path.exists("/dev/nvidiactl") else "as"
     words = f"nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
     words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
-    if uid or counts_apart:  # otherwise the user's other processes would count, so _watch() counts them instead
+    if uid or counts_apart:  # otherwise, the user's other processes would count, so _watch() counts instead
         words += f" --nproc={PROCESSES}"
     if uid:
         words += f" setpriv --reuid {uid} --regid {uid} --clear-groups --no-new-privs"
@@ -173,7 +173,7 @@ def limit_command(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
 
 
 def sandbox_environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment variables of a student's process. It inherits none of ours."""
+    """Return the environment variables of a student's process, which inherits none of ours."""
     own = dict(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8")
     own |= dict(PYTHONPATH=os.pathsep.join(map(str, [package, *site_folders(needs)])))
     own |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "TRITON_HOME"), home)
@@ -186,11 +186,11 @@ def sandbox_environment(package: Path, home: str, needs: tuple[str, ...]) -> dic
 
 
 class SandboxProcess:
-    """One process in a sandbox. It imports the packages that `needs` names before it answers the first request.
+    """One process in a sandbox. It imports the packages named in `needs` before it answers the first request.
 
-    `kind` is "bwrap" for bubblewrap; "user" for only a different user, on a platform that already provides a container;
-    or "" for no sandbox. A `clean` process never runs a student's code, and its user differs from the user of the
-    processes that do. Raises NotReady if the process does not start.
+    `kind` is "bwrap" for bubblewrap, "user" for a different user without bubblewrap (on a platform that already
+    provides a container), or "" for no sandbox. A `clean` process never runs a student's code, and does not share a
+    user with the processes that do. Raises NotReady if the process does not start.
     """
 
     def __init__(self, package: Path, limits: Limits, kind: str, needs: tuple[str, ...] = (), clean: bool = False):
@@ -215,7 +215,7 @@ class SandboxProcess:
             run, env=env, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             start_new_session=True,
         )  # fmt: skip
-        self.arrived: queue.Queue = queue.Queue(2)  # a process that sends more messages than that has to wait
+        self.arrived: queue.Queue = queue.Queue(2)  # a process that sends more messages than this must wait
         for listen in (self._listen, self._watch):
             threading.Thread(target=listen, daemon=True).start()
         try:
@@ -232,19 +232,19 @@ class SandboxProcess:
             )
 
     def ask(self, request: dict, seconds: float) -> dict:
-        """Send a request and return the reply. Raises Stopped if the process ends or none comes within `seconds`.
+        """Send a request and return the reply. Raises Stopped if the process ends or no reply comes within `seconds`.
 
-        Until it replies, the student's code may call the functions and objects among the request's arguments, as often
-        as it likes.
+        Until the reply comes, the student's code may call the functions and objects among the request's arguments as
+        often as it likes.
         """
-        token, self.far = secrets.token_hex(8), []  # the code can no longer call what an earlier request gave to it
+        token, self.far = secrets.token_hex(8), []  # objects from earlier requests can no longer be called
         try:
             channel.send(self.process.stdin, request | {"token": token, "seconds": seconds}, self._refer)
             until = time.monotonic() + seconds + GRACE
             while True:
                 reply = self._next(until)
                 if not isinstance(reply, dict) or reply.get("token") != token:
-                    continue  # a message of an earlier request, or one that the student's code forged
+                    continue  # ignore messages of an earlier request, and messages forged by the student's code
                 if "ask" not in reply:
                     return reply
                 channel.send(self.process.stdin, self._do(reply, until), self._refer)
@@ -268,7 +268,7 @@ class SandboxProcess:
         return len(self.far) - 1
 
     def _do(self, question: dict, until: float) -> dict:
-        """Call the function or the public method that the student's code asked for, and return its value or error."""
+        """Call the function or public method requested by the student's code, and return its value or error."""
         try:
             thing, method = self.far[question["ask"]], question["method"]
             act = getattr(thing, method) if method and not method.startswith("_") else thing
@@ -282,15 +282,15 @@ class SandboxProcess:
             return {"error": [type(error).__name__, str(error)[:500]]}
 
     def _listen(self) -> None:
-        """Put each message of the process into `arrived`. This runs in its own thread, so that `_next` can time out."""
+        """Put each message from the process into `arrived`, in a separate thread so that `_next` can time out."""
         try:
             while True:
                 self.arrived.put(channel.receive(self.process.stdout))
-        except Exception as end:  # of any kind: without a readable message, this process counts as ended
+        except Exception as end:  # any error counts as the end of the process, because no further message can be read
             self.arrived.put(end)
 
     def _next(self, until: float):
-        """Return the next message. Raises Stopped if the process ends or none comes before the time `until`."""
+        """Return the next message. Raises Stopped if the process ends or no message comes before the time `until`."""
         while True:
             try:
                 message = self.arrived.get(timeout=0.25)
@@ -307,9 +307,10 @@ class SandboxProcess:
             return message
 
     def _watch(self) -> None:
-        """End the process if it and its children together use too much memory, or are too many.
+        """End the process if it and its children together use too much memory or are too numerous.
 
-        The kernel's limits cannot do this, since they hold for each process alone. This runs in its own thread.
+        The kernel's limits cannot do this, because they apply to each process individually. This runs in a separate
+        thread.
         """
         while self.process.poll() is None and not self.why:
             memory, processes = memory_and_threads(self.process.pid)
@@ -342,7 +343,7 @@ class SandboxProcess:
 
 
 def can_switch_user(kind: str, package: Path) -> bool:
-    """Return whether a student's code can run as another user, one that owns no files but can read Python's."""
+    """Return True if a student's code can run as another user, who owns no files but can read Python's files."""
     if kind not in ("bwrap", "user") or os.getuid() != 0:
         return False
     places = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, package)] if kind == "user" else []
@@ -350,7 +351,7 @@ def can_switch_user(kind: str, package: Path) -> bool:
 
 
 def memory_and_threads(pid: int) -> tuple[float, int]:
-    """Return the memory in MB, and the number of threads, that a process and all its children have together."""
+    """Return the total memory in MB and the total number of threads of a process and all its children."""
     parents, used = {}, {}
     for entry in Path("/proc").glob("[0-9]*") if os.path.isdir("/proc/self") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):

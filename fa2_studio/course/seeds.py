@@ -1,6 +1,6 @@
-"""A seed for each student, so that each gets other numbers, sizes and planted bugs of the same difficulty.
+"""A seed for each student, which gives every student different numbers, sizes and planted bugs of equal difficulty.
 
-A seed replaces the 0 of `seed=0` in a notebook's tests, and some cells are written for a seed. The grader puts the
+The seed replaces the 0 of `seed=0` in a notebook's tests, and some cells are generated from it. The grader puts the
 student's seed into the original before it adds the student's answers. Hidden cases depend on the seed and the day.
 """
 
@@ -19,12 +19,12 @@ RUNG = PROJECT / "fa2_lab" / "kernels" / "ladder" / "r03_row_blocks.py"
 
 
 def rung(seed: int = 0) -> str:
-    """Return rung 03 as the text of a cell, without its imports. It is the same for every seed."""
+    """Return the text of rung 03, without its imports, as a cell. The text is the same for every seed."""
     text = RUNG.read_text(encoding="utf-8")
     return text[text.index("NEG_INF = ") :].rstrip()
 
 
-WRITTEN = {  # cells that are written for a seed, by their names
+WRITTEN = {  # {name of a cell that depends on the seed: function that writes it}
     "question": predict.question,
     "hanging": partial(keys.broken_cell, "hang"),
     "racing": partial(keys.broken_cell, "race"),
@@ -34,9 +34,9 @@ WRITTEN = {  # cells that are written for a seed, by their names
 
 
 def seed_of(student: str, secret: str) -> int:
-    """Return the seed of a student, who is given by their id in the roster. Seeds start at 1.
+    """Return a student's seed, which starts at 1. `student` is the student's id in the roster.
 
-    Without a secret, all students have seed 0, which leaves the notebook as it is.
+    Without a secret, all students get seed 0, which leaves the notebook unchanged.
     """
     if not secret:
         return 0
@@ -45,7 +45,7 @@ def seed_of(student: str, secret: str) -> int:
 
 
 def with_seed(notebook, seed: int):
-    """Return a copy of the notebook for one seed. Cells that students write stay as they are."""
+    """Return a copy of the notebook for one seed. Cells that students write remain unchanged."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         if grade_id(cell) and not is_solution(cell):
@@ -58,7 +58,7 @@ def with_seed(notebook, seed: int):
 def with_day(notebook, seed: int, day: str):
     """Return a copy of the notebook whose hidden cases depend on the student's seed and on the day.
 
-    So what a student learns from the hidden cases of one grading does not help in another on a later day.
+    Therefore, knowledge of the hidden cases from one grading does not help in a grading on a later day.
     """
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
@@ -70,6 +70,6 @@ def with_day(notebook, seed: int, day: str):
 
 
 def draw_case_seed(match: re.Match, seed: int, day: str) -> str:
-    """Return the text `seed=…` for a hidden case: a number computed from the student's seed, the day and the case."""
+    """Return the text `seed=…` for a hidden case. The number depends on the student's seed, the day and the case."""
     digest = hashlib.sha256(f"{seed} {day} {match[1]}".encode()).digest()
     return f"seed={1 + int.from_bytes(digest[:4], 'big') % (2**31 - 1)}"

@@ -1,7 +1,8 @@
-"""Find submissions that share lines which the assignment does not give.
+"""Find submissions that share lines not provided by the assignment.
 
-Each submission is compared with all others, with this project's solution, and in assignment 9 with the rungs. Variables
-are numbered before lines are compared, so renaming hides nothing. A match is only a reason to ask the students.
+Each submission is compared with all others, with this project's solution and, in assignment 9, with the rungs. Names
+are replaced with numbers before lines are compared, so renaming hides nothing. A match is only a reason to ask the
+students.
 """
 
 import io
@@ -24,15 +25,15 @@ from fa2_studio.course.notebooks import (
 )
 from fa2_studio.course.seeds import RUNG
 
-SHORT = 25  # characters: lines of this length or shorter are often equal by chance, so they are not compared
-COMMON = 0.25  # a line that more than this part of the class wrote is not evidence that two students shared it
-MOST_LINES = 5000  # the most lines of one submission that are compared
-COPIED = 0.5  # a submission with at least this part of the lines of this project's solution is listed
+SHORT = 25  # lines with at most this number of characters are not compared, because they are often equal by chance
+COMMON = 0.25  # a line written by more than this share of the class is not evidence that two students shared it
+MOST_LINES = 5000  # the most lines compared in one submission
+COPIED = 0.5  # a submission is listed if it contains at least this share of the lines in this project's solution
 LEFT_OUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 class Pair(NamedTuple):
-    """Two students, the lines that they share and few others have, and the number of own lines in the shorter work.
+    """Two students, the lines that they share with few others, and the number of own lines in the shorter submission.
 
     `second` may also be "this project's solution" or a rung.
     """
@@ -44,13 +45,13 @@ class Pair(NamedTuple):
 
 
 def similar_pairs(folder: Path, assignment: Assignment) -> list[Pair]:
-    """Return the pairs that share lines in an assignment. Pairs that share most of the shorter work come first."""
+    """Return the pairs that share lines in an assignment, sorted by the shared part of the shorter submission."""
     book = source_notebook(assignment)
     released_lines = set(normalized_lines("\n".join(cell.source for cell in student_version(book).cells)))
     locked = {grade_id(cell) for cell in book.cells if grade_id(cell) and not is_solution(cell)}  # differ by seeds
     own: dict[str, dict[str, str]] = {}
     for one in find_submissions(folder, [assignment]):
-        with suppress(ValueError):  # grading reports a notebook that cannot be read
+        with suppress(ValueError):  # if a notebook cannot be read, grading reports it
             cells = [
                 cell
                 for cell in (read_submission(one.path) if one.path else [])
@@ -79,7 +80,7 @@ def similar_pairs(folder: Path, assignment: Assignment) -> list[Pair]:
 
 
 def normalized_lines(text: str) -> dict[str, str]:
-    """Return {line with numbered names: line as written} for the lines that are long enough to compare."""
+    """Return {line with numbers instead of names: line as written} for all lines that are long enough to compare."""
     lines = {}
     for line in text.splitlines()[:MOST_LINES]:
         line = line.strip()[:500]
@@ -89,9 +90,9 @@ def normalized_lines(text: str) -> dict[str, str]:
 
 
 def number_names(line: str) -> str:
-    """Return a line with $0 for its first name, $1 for its second, and so on.
+    """Replace the first name in a line with $0, the second with $1, and so on.
 
-    Keywords and names after a dot stay as they are.
+    Keywords and names after a dot remain unchanged.
     """
     words, names, after_dot = [], {}, False
     with suppress(tokenize.TokenError, IndentationError, SyntaxError):

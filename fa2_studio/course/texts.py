@@ -13,11 +13,11 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def from_text(path: Path) -> nbformat.NotebookNode:
-    """Return an nbgrader source made from a text, whose cells have marks: locked="id", solution="id", or test="id".
+    """Build an nbgrader source from a text whose cells are marked with locked="id", solution="id" or test="id".
 
-    A solution goes on to the end of its cell. A test also has points=4. Students see only the first line of a test,
-    and the lines after it are hidden. If a test with given="kind" loses points, it is run again with the correct
-    function `kind` in place of the student's.
+    A solution extends to the end of its cell. A test also has a mark such as points=4. Students see only a test's first
+    line, because the lines after it are hidden. If a test marked given="kind" loses points, it is run again with the
+    correct function `kind` in place of the student's function.
     """
     notebook = jupytext.read(path, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
@@ -33,7 +33,7 @@ def from_text(path: Path) -> nbformat.NotebookNode:
 
 
 def with_ends(cell) -> str:
-    """Return a cell's text with the lines that follow from its marks.
+    """Add to a cell's text the lines that its marks require, and return the text.
 
     These are the end of a solution, the begin and end of hidden tests, and the call report.points(…) of a test.
     """
@@ -47,7 +47,7 @@ def with_ends(cell) -> str:
 
 
 def nbgrader_metadata(cell) -> dict:
-    """Return the nbgrader metadata for the marks of a cell, and {} for a cell without marks."""
+    """Return the nbgrader metadata for a cell's marks, or {} for a cell without marks."""
     own = dict(cell.metadata)
     kind = next((k for k in ("locked", "solution", "test") if k in own), None)
     if kind is None:
@@ -60,7 +60,7 @@ def nbgrader_metadata(cell) -> dict:
 
 
 def build() -> list[Path]:
-    """Write every nbgrader source from its text, and return the files."""
+    """Write every assignment's nbgrader source from its text, and return the files."""
     files.check_writable(FOLDER, "course build")
     texts = [(TEXT / f"{a.name}.py", FOLDER / f"{a.name}.ipynb") for a in ASSIGNMENTS]
     return [files.write(path, nbformat.writes(from_text(text)) + "\n") for text, path in texts]

@@ -1,4 +1,4 @@
-"""The process in the sandbox, which runs a student's code: it runs cells and calls functions on request, and replies.
+"""The process in the sandbox, which runs a student's cells and calls functions on request, and sends the results.
 
 It makes no checks and contains no right values, because the student's code can read and change everything in it.
 """
@@ -18,11 +18,11 @@ from checks.probes import lent
 from fa2_studio.course import channel
 from fa2_studio.course.seccomp import install_filter
 
-OUTPUT = 20_000  # the characters that are kept of the output of one cell
+OUTPUT = 20_000  # number of characters kept from a cell's output
 
 
 class Late(BaseException):
-    """Raised when the time of a request is over. It is no Exception, so `except Exception` does not catch it."""
+    """Raised when a request's time is over. It is not an Exception, so `except Exception` does not catch it."""
 
 
 class Paper(io.TextIOBase):
@@ -41,16 +41,17 @@ class Paper(io.TextIOBase):
 
 
 def main() -> int:
-    """Keep stdin and stdout for messages alone, install the filter, then answer requests until the grader closes."""
+    """Reserve stdin and stdout for messages, install the filter, and answer requests until the stream is closed."""
     outgoing, incoming = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
     filtered = install_filter()
-    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]  # import no file of the student's
+    # Prevent imports of the student's files.
+    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]
     os.chdir(os.environ["HOME"])
     for name in sys.argv[1:]:
-        import_module(name)  # now, so that no request's time includes it
+        import_module(name)  # imported now, so the time does not count towards a request
     worker = Worker(incoming, outgoing)
     channel.send(outgoing, {"filtered": filtered})
     with contextlib.suppress(channel.Closed, BrokenPipeError):
@@ -63,14 +64,14 @@ def main() -> int:
 
 
 class Worker:
-    """The namespace in which a student's cells run, and the requests that the grader can make to it."""
+    """The namespace in which a student's cells run, and the requests that the grader can send."""
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing, self.token = incoming, outgoing, ""
         self.space, self.cells = {"__name__": "__main__"}, 0
 
     def answer(self, request: dict) -> None:
-        """Do what a request asks within its time, and send the value or the error with the token of the request."""
+        """Execute a request within its time limit, and send its value or error with the request's token."""
         self.token = request["token"]
         paper = Paper()
         with contextlib.redirect_stdout(paper), contextlib.redirect_stderr(paper), np.errstate(all="ignore"):
@@ -87,10 +88,10 @@ class Worker:
         run_source(request["source"], str(self.cells), self.space)
 
     def do_call(self, request: dict):
-        """Call the student's function of the name in the request, or the request's probe on it.
+        """Call the student's function named in the request, or call the request's probe on that function.
 
-        Without a name, the probe is called alone. During the call, functions that the request lends replace the
-        student's own functions of the same names.
+        Without a name, the probe is called alone. During the call, the functions lent by the request replace the
+        student's functions with the same names.
         """
         name = request["name"]
         if name and name not in self.space:
@@ -106,7 +107,7 @@ class Worker:
             self.space |= {key: mine[key] for key in request["lent"] if key in mine}
 
     def called(self, theirs: list, request: dict):
-        """Return the value of the call. `theirs` has the student's function, or nothing if the probe runs alone."""
+        """Return the value of the call. `theirs` holds the student's function, or is empty if the probe runs alone."""
         args = request["args"]
         if not request["probe"]:
             return theirs[0](*args, **request["kwargs"])
@@ -114,11 +115,11 @@ class Worker:
         return getattr(import_module(f"checks.{module}"), probe)(*theirs, *args, **request["kwargs"])
 
     def stand_in(self, name: int):
-        """Return the stand-in for a function or an object that the grader keeps."""
+        """Return the stand-in for a function or an object that remains in the grader."""
         return StandIn(self, name)
 
     def ask(self, name: int, method: str, args, kwargs):
-        """Ask the grader to call one of its functions or methods. Return the value or raise the error of that call."""
+        """Ask the grader to call one of its functions or methods, and return the result or raise the error."""
         question = {"token": self.token, "ask": name, "method": method, "args": args, "kwargs": kwargs}
         channel.send(self.outgoing, question)
         answer = channel.receive(self.incoming, self.stand_in)
@@ -129,7 +130,7 @@ class Worker:
 
 
 class StandIn:
-    """Stand for a function, or an object with methods, of the grader's process: a call here becomes a call there."""
+    """A stand-in for a function or an object in the grader's process. A call here becomes a call there."""
 
     def __init__(self, worker: Worker, name: int, method: str = ""):
         self._worker, self._name, self._method = worker, name, method
@@ -148,7 +149,7 @@ class StandIn:
 
 @contextlib.contextmanager
 def alarm(seconds: float, late: BaseException):
-    """Raise `late` inside the with block once `seconds` are over, and again every 0.5 s, in case code catches it."""
+    """Raise `late` inside the with block after `seconds`, and again every 0.5 s in case the code catches it."""
 
     def ring(*_):
         raise late
@@ -166,7 +167,7 @@ def alarm(seconds: float, late: BaseException):
 
 
 def in_time(seconds: float, act) -> dict:
-    """Return the reply that `act` returns, or one that describes the error it raised or reports that it was late."""
+    """Return the reply from `act`, or a reply that describes its error or reports that it was late."""
     try:
         with alarm(seconds, Late()):
             return act()

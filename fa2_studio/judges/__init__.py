@@ -1,5 +1,5 @@
-"""Run other projects' tests on this package, whose functions replace the functions that these tests import.
+"""Run other projects' tests on this package, with its functions in place of those that the tests import.
 
-The tests are taken from the user's checkout of that project, at a commit that suites.py names. None of their files is
+The tests are taken from the user's checkout of such a project, at a commit named in suites.py. None of their files is
 part of this repository.
 """

@@ -19,7 +19,7 @@ RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
 
 def main(argv: list[str]) -> int:
-    """Run one suite and print its outcomes, or without a suite print the recorded ones. Return 0 if no test failed."""
+    """Run one suite and print its outcomes or, without a suite, print the recorded ones. Return 0 if no test failed."""
     words = "Run other projects' own tests on our calls. Without a suite, print the recorded outcomes."
     parser = argparse.ArgumentParser(prog="fa2-lab judge", description=words)
     parser.add_argument("suite", nargs="?", help=", ".join(SUITES))
@@ -70,7 +70,7 @@ def check_suite(suite: TheirTests, checkout: Path | None) -> None:
 
 
 def stage_tests(suite: TheirTests, checkout: Path, folder: Path) -> None:
-    """Copy their tests and their own helpers to a folder, with files under their names that import our adapter."""
+    """Copy their tests and helpers to a folder, and replace the modules that they import with our adapter."""
     for name in suite.stands_for:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def stage_tests(suite: TheirTests, checkout: Path, folder: Path) -> None:
 
 
 def run_suite(name: str, checkout: Path, processes: int = 1) -> dict:
-    """Run the tests of a suite, and return the counts of their outcomes, the failures and the machine."""
+    """Run the tests of a suite, and return the number of tests per outcome, the failures and the machine."""
     import pytest
 
     suite = SUITES[name]
@@ -113,12 +113,12 @@ def run_suite(name: str, checkout: Path, processes: int = 1) -> dict:
 
 
 def load_outcomes() -> dict[str, dict]:
-    """Return the recorded outcomes, {suite: counts}."""
+    """Return the recorded outcomes as {suite: counts}."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
 
 
 def outcomes_table(found: dict[str, dict]) -> str:
-    """Return a table with a line per suite, and below it the reasons why tests were left out."""
+    """Return a table with one line per suite, followed by the reasons for which tests were left out."""
     lines = [f"{'suite':20}{'passed':>8}{'failed':>8}{'skipped':>9}{'left out':>10}   on"]
     for name, counts in found.items():
         numbers = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]

@@ -1,4 +1,4 @@
-"""The pytest plugin of a run: it leaves out tests that do not apply to us, and counts outcomes.
+"""A pytest plugin that leaves out tests that do not apply to us, and counts outcomes.
 
 Both counts are written to the folder $FA2_LAB_JUDGED.
 """
@@ -23,12 +23,12 @@ failures: list[str] = []
 
 
 def is_in_sample(name: str) -> bool:
-    """Return whether a test belongs to the sample, which a hash of its name decides."""
+    """Return True if a test belongs to the sample, which is chosen by a hash of the test's name."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % SAMPLE == 0
 
 
 def reason_to_skip(test: str, name: str, case: dict) -> str:
-    """Return why a case is left out, or "" if it runs, and count the case under this reason."""
+    """Return the reason for leaving a case out, or "" if the case runs. Cases are counted by reason."""
     why = SUITE.left_out(test, case) or ("" if is_in_sample(name) else "not in the sample")
     left_out[why] += 1
     return why
@@ -36,12 +36,12 @@ def reason_to_skip(test: str, name: str, case: dict) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc):
-    """Leave cases out before pytest makes a test of each, because one of the files has half a million cases."""
+    """Remove cases before pytest turns them into tests, because one of the files has half a million cases."""
     test, cases = metafunc.function.__name__, metafunc._calls
     if cases:
         cases[:] = [case for case in cases if not reason_to_skip(test, f"{test}[{case.id}]", case.params)]
         if not cases:
-            emptied.add(metafunc.definition.nodeid)  # pytest now takes it for a test without parameters
+            emptied.add(metafunc.definition.nodeid)  # pytest now treats it as a test without parameters
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,4 @@
-"""The suites: for each, the project and its commit, our adapter for the modules it imports, and the tests to run."""
+"""The test suites, each with its project and commit, our adapter for the modules it imports, and the tests to run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,22 +15,23 @@ class TheirTests:
     title: str
     repository: str
     commit: str
-    tests: str  # the file with the tests, in the checkout
+    tests: str  # the file with the tests in the checkout
     adapter: str  # our module in fa2_studio.judges.adapters that replaces theirs
-    stands_for: tuple[str, ...]  # the files, as the tests import them, that are written to import the adapter
-    takes: dict[str, str] = field(default_factory=dict)  # their own helpers: {file in the checkout: copy for the tests}
-    changes: dict[str, str] = field(default_factory=dict)  # {their text: our text} in the file with the tests
+    stands_for: tuple[str, ...]  # the modules that the tests import, each replaced with an import of the adapter
+    takes: dict[str, str] = field(default_factory=dict)  # their helpers: {file in the checkout: copy for the tests}
+    # {their text: our text}, to replace in the file with the tests
+    changes: dict[str, str] = field(default_factory=dict)
     runs: str = ""  # the file that pytest runs, if it is not `tests`
     needs: tuple[str, ...] = ()  # packages that the tests import
     needs_gpu: bool = True
-    sample: int = 1  # 1 runs all tests that apply, and n about one in n, chosen by a hash of its name
+    sample: int = 1  # 1 runs all applicable tests, and n runs about one in n, chosen by a hash of the test's name
     sample_on_a_laptop: int = 1  # the same without a GPU
     environment: dict[str, str] = field(default_factory=dict)
-    left_out: Callable[[str, dict], str] = lambda test, case: ""  # returns why a case does not apply, or ""
+    left_out: Callable[[str, dict], str] = lambda test, case: ""  # returns why a case does not apply, or "" if it does
 
 
 def by_flash_attention_2(test: str, case: dict) -> str:
-    """Return why a case of FlashAttention-2 does not apply, or "": a feature that we lack, or dropout."""
+    """Return why a FlashAttention-2 case is left out (a feature that we lack, or dropout), or "" if it applies."""
     if test in ("test_flash_attn_kvcache", "test_flash_attn_splitkv", "test_flash_attn_generator_arg_must_be_none"):
         return "a cache that the call writes, or their own extension's arguments"
     if "paged" in test or case.get("paged_kv_block_size"):
@@ -43,7 +44,7 @@ def by_flash_attention_2(test: str, case: dict) -> str:
 
 
 def by_flash_attention_3(test: str, case: dict) -> str:
-    """Return why a case of FlashAttention-3 does not apply, or "": a feature that we lack, or too much memory."""
+    """Return why a FlashAttention-3 case is left out (a feature that we lack, or memory), or "" if it applies."""
     if test == "test_flash_attn_race_condition":
         return "a test that takes 70 GiB, instead of which we run FlashAttention-2's test of the same name"
     if test not in ("test_flash_attn_output", "test_flash_attn_varlen_output"):
@@ -56,7 +57,7 @@ def by_flash_attention_3(test: str, case: dict) -> str:
 
 
 def by_flash_attention_4(test: str, case: dict) -> str:
-    """Return why a case of FlashAttention-4 does not apply, or "": a feature that we lack."""
+    """Return why a FlashAttention-4 case is left out (a feature that we lack), or "" if it applies."""
     if any(word in test for word in ("mla", "deepseek", "fp8", "paged", "kvcache", "sm100", "sm120", "metadata")):
         return "latent attention, FP8, a cache that the call writes, or one chip's scheduler"
     if any(word in test for word in ("preallocated", "invalid_head", "ex2_emu", "small_head", "per_split", "layouts")):
@@ -68,12 +69,12 @@ def by_flash_attention_4(test: str, case: dict) -> str:
 
 
 def by_torch(test: str, case: dict) -> str:
-    """Return why a case of PyTorch does not apply, or "": a test of the registration of its operator."""
+    """Return why a PyTorch case is left out (the registration of their operator), or "" if it applies."""
     return "the registration of their own operator" if "custom_op" in test else ""
 
 
 def by_vllm(test: str, case: dict) -> str:
-    """Return why a case of vLLM does not apply, or "": a feature that we lack, or the same call again."""
+    """Return why a vLLM case is left out (a feature that we lack, or a repeated call), or "" if it applies."""
     if "fa4" in test:
         return "a kernel for Blackwell"
     if case.get("q_dtype") is not None:
@@ -82,12 +83,12 @@ def by_vllm(test: str, case: dict) -> str:
 
 
 def by_flashinfer(test: str, case: dict) -> str:
-    """Return why a case of FlashInfer does not apply, or "": the same call again."""
+    """Return why a FlashInfer case is left out (a repeated call), or "" if it applies."""
     return AGAIN if case.get("backend") == "fa3" else ""
 
 
 def by_transformers(test: str, case: dict) -> str:
-    """Return why a case of transformers does not apply, or "": a test that is not about attention, or a repetition."""
+    """Return why a transformers case is left out (another subject, or a repetition), or "" if it applies."""
     if not test.startswith("test_eager_matches_sdpa_inference"):
         return "tests of something other than attention"
     if "output_attentions" in test:
@@ -122,7 +123,7 @@ SUITES = {
         adapter="flash_attention_3",
         stands_for=("flash_attn_interface.py",),
         takes={"hopper/padding.py": "padding.py", "hopper/test_util.py": "test_util.py"},
-        changes={  # only V as wide as K, and no attention within chunks
+        changes={  # test only values as wide as the keys, and no attention within chunks
             "dv_vals = [128, d] if d > 128 and d <= 192 else ([256, 512, d] if d <= 64 else [d])": "dv_vals = [d]",
             "attention_chunk_vals = [torch.randint(1, seqlen_k * 2, (1,)).item(), 0]": "attention_chunk_vals = [0]",
         },
@@ -140,7 +141,8 @@ SUITES = {
         adapter="flash_attention_4",
         stands_for=("flash_attn/__init__.py", "flash_attn/cute/interface.py", "flash_attn/cute/cache_utils.py"),
         takes={"flash_attn/cute/testing.py": "flash_attn/cute/testing.py"},
-        changes={  # only V as wide as K, which also tests a backward pass that their Hopper kernels do not have
+        # Test only values as wide as the keys, which also tests a backward pass missing from their Hopper kernels.
+        changes={
             "dv_vals = [128] if d == 192 else ([d] if d != 128 else [64, d])": "dv_vals = [d]",
         },
         environment={"FLASH_ATTENTION_DISABLE_SPLIT": "TRUE"},
@@ -190,7 +192,7 @@ SUITES = {
             "from .generation.test_utils import GenerationTesterMixin": "GenerationTesterMixin = object",
             'attn_implementation="sdpa"': 'attn_implementation="fa2_lab"',
             "if not self.all_model_classes[0]._supports_sdpa:": "if False:",  # do not skip softcap and sinks
-            # without this change, models that refuse our attention would be tested with PyTorch's:
+            # Without this change, models that refuse our attention would be tested with PyTorch's attention.
             "model_sdpa = model_class.from_pretrained(**model_from_pretrained_kwargs)": "raise",
         },
         needs=("transformers", "parameterized"),
@@ -234,6 +236,6 @@ SUITES = {
         needs=("einops",),
         left_out=by_flashinfer,
         needs_gpu=False,
-        sample_on_a_laptop=183,  # chosen for short cases, as others take minutes each in the interpreter
+        sample_on_a_laptop=183,  # chosen to sample short cases, because others take minutes each in the interpreter
     ),
 }

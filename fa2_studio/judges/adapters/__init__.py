@@ -1,1 +1,1 @@
-"""The adapters: our calls with the names and the arguments of the modules that other projects' tests import."""
+"""The adapters, which offer our calls under the names and with the arguments that other projects' tests import."""

@@ -1,4 +1,4 @@
-"""The adapter for Stanford's CS336, assignment 2: two autograd functions on (batch, N, d) that save L."""
+"""The adapter for Stanford's CS336, assignment 2: two autograd functions that save L, for tensors (batch, N, d)."""
 
 import torch
 
@@ -6,7 +6,7 @@ import fa2_lab
 
 
 def function_of(backend: str) -> type[torch.autograd.Function]:
-    """Return an autograd function that computes with one of our backends."""
+    """Return an autograd function that uses one of our backends."""
 
     class SingleHead(torch.autograd.Function):
         @staticmethod

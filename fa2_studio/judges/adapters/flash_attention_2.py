@@ -51,7 +51,7 @@ def flash_attn_with_kvcache(*_, **__):
 
 
 def _get_block_size_n(*_):
-    """Return a tile width, with which their tests would read the mask of dropout back."""
+    """Return a tile width, which their tests would use to reconstruct the dropout mask."""
     return 128
 
 

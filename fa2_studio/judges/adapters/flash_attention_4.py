@@ -12,7 +12,7 @@ def masks(
     deterministic=False,
     **unused,
 ):
-    """Return their options in the form that our calls take."""
+    """Convert their options to the arguments of our calls."""
     deterministic_if(deterministic)
     window = bounds(window_size)
     return dict(causal=causal, window=window, softcap=softcap or None, scale=softmax_scale, sinks=learnable_sink)
@@ -33,7 +33,7 @@ def get_scheduler_metadata(*_, **__):
 
 
 class JITCache(dict):
-    """A name that their tests import, and that only tests which we leave out use."""
+    """A name that their tests import, but that is used only by tests that we leave out."""
 
 
 _flash_attn_fwd = _flash_attn_bwd = _flash_attn_bwd_sparse_mla = None

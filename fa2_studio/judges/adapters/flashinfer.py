@@ -1,4 +1,4 @@
-"""The adapter with the names of `flashinfer` that its tests of sinks import: objects that plan a call, then run it."""
+"""The adapter with the names that FlashInfer's tests of sinks import: objects that plan a call and then run it."""
 
 from collections import defaultdict
 

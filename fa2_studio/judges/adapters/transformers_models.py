@@ -1,4 +1,4 @@
-"""The tests of transformers for a model, on small models with our attention in place of PyTorch's."""
+"""The tests that transformers runs on a model, applied to small models with our attention in place of PyTorch's."""
 
 import unittest
 
@@ -23,8 +23,9 @@ SIZES = dict(
     bos_token_id=1,
     eos_token_id=2,
     use_cache=False,
-    # At 0.02 all scores are nearly the same, and twice the scale passes. At 0.4 their tolerance is below what rounding
-    # does: in fp32 eager itself is as far from float64 as sdpa and this are, and both fail about half of the tests.
+    # With 0.02, all scores would be nearly the same, and even a scale twice as large would pass. With 0.4, rounding
+    # errors would exceed the tests' tolerance. In fp32, eager attention itself is then as far from float64 as sdpa and
+    # our attention, which both fail about half of the tests.
     initializer_range=0.1,
 )
 EXPERTS = dict(num_local_experts=2, num_experts_per_tok=1, experts_implementation="eager")
@@ -41,7 +42,7 @@ FAMILIES: dict[str, dict] = dict(
 
 
 class OneModel:
-    """A model tester, from which their tests get the configuration and the inputs of a model."""
+    """A model tester, which supplies a model's configuration and inputs to the tests."""
 
     def __init__(self, family):
         self.config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
