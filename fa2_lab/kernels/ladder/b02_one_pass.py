@@ -43,7 +43,7 @@ def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.const
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Create an empty ring of STAGES tiles with X's block shape. CONSUMERS consumers must release each stage."""
+    """Create an empty ring of STAGES tiles with X's block shape, each to be released by CONSUMERS consumers."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -85,7 +85,7 @@ def acc_layout(columns):
 
 @gluon.jit
 def load_acc_init(tile, which: gl.constexpr):
-    """Return the initial accumulator (64, B_r), with equal rows, of S if `which` is 0, or of dP if it is 1."""
+    """Return the initial accumulator (64, B_r), whose rows are equal, of S (`which` = 0) or dP (`which` = 1)."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     row_values = both.index(which).load(gl.SliceLayout(0, acc_layout(B_r)))  # (B_r,)
@@ -154,7 +154,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
     row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees each key
     row_begin = gl.where(key < N_k, row_begin, FAR_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # the first row that sees all 128 keys
-    full = gl.where(j + B_c > N_k, FAR_ROW, full)  # no row sees them all if some do not exist
+    full = gl.where(j + B_c > N_k, FAR_ROW, full)  # if some keys do not exist, no row sees all of them
     k_j, v_j = wait(k, 0), wait(v, c)  # (128, d), (64, d)
     dk_j = gl.zeros([64, d], gl.float32, acc_layout(d))  # FA2.A2.L7
     dv_j = gl.zeros([64, d], gl.float32, acc_layout(d))  # FA2.A2.L7

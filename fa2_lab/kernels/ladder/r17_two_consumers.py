@@ -4,9 +4,9 @@ A ring is a circular buffer with a few stages. Each stage has a buffer for one t
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
 occurred. A waiting warp specifies the phase whose end it waits for.
 
-One program now fills an SM and uses all its registers, so the cap of rung 16 is no longer needed. The tiles and the
-stages are those of rung 16, except for a fourth stage at d = 64, because shared memory has room for it and counting
-stages modulo four takes fewer registers than modulo three.
+One program now fills an SM and uses all its registers, so the register limit of rung 16 is no longer needed. The tiles
+and the stages are the same as in rung 16, except for a fourth stage at d = 64, because shared memory has room for it,
+and counting stages modulo four takes fewer registers than counting them modulo three.
 """
 
 import math
@@ -29,7 +29,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
+    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -92,7 +92,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for keys at or beyond seen[r] in each row r, which does not see them. Column 0 is key j."""
+    """Return s_ij with −∞ for masked keys. Row r sees only the keys before key seen[r], and column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # only two bits of a column's index, col & 6, depend on the lane; the other bits are constants and need no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)

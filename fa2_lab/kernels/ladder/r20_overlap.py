@@ -5,8 +5,8 @@ A ring is a circular buffer with a few stages. Each stage has a buffer for one t
 occurred. A waiting warp specifies the phase whose end it waits for.
 
 In the source, the softmax waits only for Q Kᵀ. In the compiled binary, however, the exponentials also wait for P V, and
-run during the other consumer's matmuls. Compiled by Triton 3.9 for d = 64 without a mask, two of the three consumers
-spill registers, 8 times per tile.
+run during the other consumer's matmuls. When the kernel is compiled by Triton 3.9 for d = 64 without a mask, two of the
+three consumers spill registers 8 times per tile.
 """
 
 import math
@@ -29,7 +29,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
+    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -92,7 +92,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for keys at or beyond seen[r] in each row r, which does not see them. Column 0 is key j."""
+    """Return s_ij with −∞ for masked keys. Row r sees only the keys before key seen[r], and column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # only two bits of a column's index, col & 6, depend on the lane; the other bits are constants and need no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -141,7 +141,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-    used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these rows, or 0 without rows
+    used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # 0 keys if these rows do not exist
     own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
     begin = T_c - own_tiles  # only other consumers see the tiles before `begin`
 

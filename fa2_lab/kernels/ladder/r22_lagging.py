@@ -1,7 +1,7 @@
 """Rung 22, lagging: m is raised to the maximum only if a score exceeds m by more than 8, so that o is seldom rescaled.
 
-Any value can replace the maximum, because it cancels out of O and L. Its only purpose is to keep p from overflowing,
-and 2⁸ is far below that limit. As long as m does not change, the 4 lanes of a row exchange no data. Each lane therefore
+Any value can replace the maximum, because it cancels out of O and L. Its only purpose is to prevent p from overflowing,
+and 2⁸ is far from an overflow. As long as m does not change, the 4 lanes of a row exchange no data. Each lane therefore
 keeps its own partial sum of ℓ until the last tile, and multiplications by alpha = 1 are skipped. Two blocks of inline
 PTX let a warp jump over the instructions that it does not need.
 """
@@ -29,7 +29,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys that each row sees, counted from key 0. The causal diagonal ends at the last key."""
+    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -112,7 +112,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for keys at or beyond seen[r] in each row r, which does not see them. Column 0 is key j."""
+    """Return s_ij with −∞ for masked keys. Row r sees only the keys before key seen[r], and column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # only two bits of a column's index, col & 6, depend on the lane; the other bits are constants and need no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -228,12 +228,12 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
     r, first, t = 0, 0, receive(mailbox, 0)
     while t >= 0:
         i, head, T_c = block_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
-        q_n = CONSUMERS * r + c  # index of its tile of Q; this row block's tiles of K and V start at index `first`
+        q_n = CONSUMERS * r + c  # index of this consumer's tile of Q; the row block's tiles of K and V start at `first`
         i = i + 64 * c
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these rows, or 0 without rows
+        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # 0 keys if these rows do not exist
         own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
         begin, end = first + T_c - own_tiles, first + T_c  # only other consumers see the tiles before `begin`
 
