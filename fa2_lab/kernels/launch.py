@@ -167,7 +167,7 @@ def window_bounds(options: Any) -> tuple:
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return the number of heads to process concurrently, which is the number that fits in 8 MiB of L2, but at least 1.
+    """Return the number of heads, at least 1, to process concurrently so that they fit in 8 MiB of L2.
 
     Each head counts twice, because the kernel reads two tensors of X's size (for example, K and V).
     """

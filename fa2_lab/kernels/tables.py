@@ -84,7 +84,7 @@ ADA = dict[str, dict](  # sm_86 and sm_89, which have 99 KiB of shared memory
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
-AMPERE = dict(  # sm_80, compared with FlashAttention-2's own kernels by running both as sm_80 code on an H200
+AMPERE = dict(  # sm_80; both these and FlashAttention-2's own kernels were timed as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
     dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all faster entries spill for some d
     dq=ADA["dq"],

@@ -1,24 +1,24 @@
 """The differences between Triton's versions, and the internals of Triton that the project uses.
 
-The kernels use the newest Triton's API names, and add_newest_names() makes these names available in older versions.
-by_triton() selects values that depend on the version, such as tile sizes.
+The kernels use the API names of the newest Triton, and add_newest_names() makes these names available in older
+versions. by_triton() selects values that depend on the version, such as tile sizes.
 
-The project uses the following internals of Triton. If a later Triton lacks one that only relaunch.py uses, launches are
-slower. If it lacks a name of Gluon, the portable kernels run instead of the Hopper kernels.
+The project uses the internals of Triton listed below. If a later version lacks an internal that only relaunch.py uses,
+launches become slower. If it lacks a name of Gluon, the portable kernels run instead of the Hopper kernels.
 
-- runtime.driver.active holds the GPU and its stream, for launch.py and tables.py, and offline.py replaces it with a
-  GPU that is not present. Its utils.fill_tma_descriptor (or fill_tma_descriptor_tiled) encodes descriptors for
-  relaunch.py;
-- knobs.runtime.override_arch, for tables.py, and launch_enter_hook and launch_exit_hook (each a HookChain), for
-  relaunch.py;
-- JITFunction.arg_names and CompiledKernel.src.fn.arg_names are read by launch.py and relaunch.py;
-- CompiledKernel.run and .function, CudaLauncher.launch, and tensordesc_meta, global_scratch_size and
-  profile_scratch_size in CompiledKernel.metadata are used by relaunch.py;
-- CompiledKernel.metadata and .packed_metadata are changed by reserve_shared_memory();
-- the names of the modules triton.runtime.jit and triton.compiler tell dispatch.py where an error was raised;
-- runtime.interpreter has the functions, such as _patch_lang, that speed_up_interpreter() replaces;
-- language.core._aggregate and builder.create_async_tma_reduce (until 3.7) and shared_memory_descriptor._reinterpret
-  (until 3.8) are made public by add_newest_names().
+- launch.py and tables.py read the GPU and its stream from runtime.driver.active, which offline.py replaces with a
+  GPU that is not present. relaunch.py encodes descriptors with its utils.fill_tma_descriptor (or
+  fill_tma_descriptor_tiled);
+- tables.py reads knobs.runtime.override_arch, and relaunch.py reads launch_enter_hook and launch_exit_hook (each a
+  HookChain);
+- launch.py and relaunch.py read JITFunction.arg_names and CompiledKernel.src.fn.arg_names;
+- relaunch.py uses CompiledKernel.run and .function, CudaLauncher.launch, and tensordesc_meta, global_scratch_size and
+  profile_scratch_size in CompiledKernel.metadata;
+- reserve_shared_memory() changes CompiledKernel.metadata and .packed_metadata;
+- dispatch.py recognizes where an error was raised by the module names triton.runtime.jit and triton.compiler;
+- speed_up_interpreter() replaces functions of runtime.interpreter, such as _patch_lang;
+- add_newest_names() makes language.core._aggregate and builder.create_async_tma_reduce (until 3.7) and
+  shared_memory_descriptor._reinterpret (until 3.8) public.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Functions that every kernel applies to tiles: finding, loading, masking and storing them, and dropout.
+"""Functions shared by all kernels to locate, load, mask and store tiles, and to apply dropout to them.
 
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
 and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two, and to at least

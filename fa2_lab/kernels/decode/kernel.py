@@ -111,7 +111,7 @@ class DecodeRowBlock(NamedTuple):
     kv_head: tl.tensor
     i: tl.tensor
     length: tl.tensor  # number of real keys in the sequence
-    diagonal_end: tl.tensor  # column at which the diagonal ends, which is N_k, or `length` if the cache is paged
+    diagonal_end: tl.tensor  # column at which the diagonal ends (N_k, or `length` if the cache is paged)
 
 
 class Span(NamedTuple):
@@ -344,10 +344,10 @@ def first_tile(N_k, N_q, left, const):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, const,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Process split w of a row block, which consists of tiles w, w + splits, w + 2 · splits, and so on.
+    """Process split w of a row block, consisting of tiles w, w + splits, w + 2 · splits, and so on.
 
-    Each program processes one split. If WHOLE is true, there is only one split per row block. It contains all tiles, so
-    O and L are written directly.
+    Each program processes one split. If WHOLE is true, each row block has a single split with all of its tiles, so O
+    and L are written directly.
     """
     w, row_block_id = tl.program_id(0) % splits, tl.program_id(0) // splits
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -365,7 +365,7 @@ LENGTHS = tl.constexpr(256)  # number of key_lengths loaded at a time
 
 @triton.jit
 def units_in_row_block(length, work, const):
-    """Return the number of work units in a row block, which is one per tile plus one for starting the row block.
+    """Return the number of work units in a row block: one per tile, plus one for starting the row block.
 
     The additional unit ensures that O and L are also written for rows that see no key.
     """

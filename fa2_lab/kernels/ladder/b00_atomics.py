@@ -25,7 +25,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def load_row_values(X, first, N, B: tl.constexpr):
-    """Load entries first:first + B of X, which is a head's L or D, as (B, 1). Entries at or beyond N become 0."""
+    """Load entries first:first + B of X (a head's L or D) as (B, 1). Entries at or beyond N become 0."""
     row = first + tl.arange(0, B)
     return tl.load(X + row, mask=row < N, other=0.0)[:, None]  # (B, 1)
 

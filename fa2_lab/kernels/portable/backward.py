@@ -85,7 +85,7 @@ class BackwardScalars(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load the elements for rows `row` of a head from X, which is L or D."""
+    """Load the elements of X (L or D) that belong to the rows `row` of a head."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     # Summing over a dimension of size 1 leaves the values unchanged, but makes Triton load each value once per block
@@ -321,7 +321,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
-    """Return the gradient of each sink, which is the sum of dS = −P D over all rows, with P = exp(sink − L).
+    """Return the gradient of each sink: the sum of dS = −P D over all rows, with P = exp(sink − L).
 
     For a score, the gradient is dS = P (dP − D). For a sink, dP is 0, because a sink has no value.
     """

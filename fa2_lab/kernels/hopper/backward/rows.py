@@ -80,7 +80,7 @@ class RowBlockPipeline:
 
     @gluon.jit
     def load(self, n, k_stage, Q, dO, acc_init, batch_or_end, head, i, N_q, row_block_id, dq_turn):
-        """Producer: once the stage is empty, start copying row block i of a head, the n-th one of this program.
+        """Producer: once the stage is empty, start copying this program's n-th row block, row block i of a head.
 
         N_q is the number of rows in the head or packed sequence. `row_block_id` is row block i's index among all row
         blocks of the call. `dq_turn` is the number of column blocks that must add to this row block's dQ before the
@@ -128,7 +128,7 @@ class RowBlockPipeline:
 
 @gluon.jit
 def new_row_block_pipeline(Q, dO, acc_init, fields: gl.constexpr):
-    """Create an empty two-stage ring for tiles of Q, dO and `acc_init`, which are tensor descriptors."""
+    """Create an empty two-stage ring for tiles of the tensor descriptors Q, dO and `acc_init`."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

@@ -164,7 +164,7 @@ PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
 
 
 def d_padded(d: int) -> int:
-    """Return the number of columns in a tile, which is d padded to 64, 128 or 256."""
+    """Return d padded to 64, 128 or 256, which is the number of columns in a tile."""
     return max(64, padded_head_dim(d))
 
 

@@ -153,7 +153,7 @@ def in_place(n):
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """Multiply each row of o (64, d) by its alpha, except in warps in which alpha is 1 for every row."""
+    """Multiply each row of o (64, d) by its alpha. Warps skip this step if alpha is 1 in all of their rows."""
     N: gl.constexpr = o.shape[1] // 2  # elements of o per thread
     x = split_lanes(o)
     x, a = gl.broadcast(x, broadcast_state(alpha, x))

@@ -184,7 +184,7 @@ class Geometry:
 
     @gluon.jit
     def col_end(self, row, length):
-        """Return the end of a row's interval, which is the index of the first key after it."""
+        """Return the index of the first key after a row's interval."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.HAS_RIGHT_BOUND)
 
     @gluon.jit

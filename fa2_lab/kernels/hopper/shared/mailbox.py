@@ -41,7 +41,7 @@ def new_int_records(names: gl.constexpr, stages: gl.constexpr):
 
 @gluon.constexpr_function
 def record_stride(names):
-    """Return the number of elements reserved per record, which is the number of fields rounded up to a power of two.
+    """Return the number of elements reserved per record: the number of fields, rounded up to a power of two.
 
     With a power of two, a field's address can be computed without a multiplication.
     """
