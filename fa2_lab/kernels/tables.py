@@ -2,10 +2,10 @@
 
 There are three kernels: "forward", and in the backward pass "dkdv" (dK, dV) and "dq" (dQ). The entries for Hopper were
 measured on an H200. The other entries were chosen by compiling them. Without a bias, they fit in the chip's shared
-memory and spill no registers, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed
-this check, they were compared by running the A100's code on an H200. Three entries are exceptions that spill: Hopper's
-backward at d = 256, fp32 at d = 256, and, outside its loops, Hopper's forward at d ≤ 64 without a mask. `fa2-lab tune`
-measures other entries on your GPU and prints the faster ones in the format of these tables.
+memory and spill no registers, as tests/heart/test_compile.py checks. If several entries for compute capability 8.x at d
+= 64 or 128 passed this check, they were compared by running the A100's code on an H200. Three entries are exceptions
+that spill: Hopper's backward at d = 256, fp32 at d = 256, and, outside its loops, Hopper's forward at d ≤ 64 without a
+mask. `fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these tables.
 """
 
 from dataclasses import dataclass

@@ -84,7 +84,7 @@ def release(ring, n):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the 64 result rows, 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 result rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -100,7 +100,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, alpha (the factor by which to rescale o), and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9

@@ -103,7 +103,7 @@ def receive(mailbox, r):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the 64 result rows, 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 result rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -150,7 +150,7 @@ def update_row_max(m_i, top, limit):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, alpha (the factor by which to rescale o), and the new l and m."""
     x = split_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)  FA2.A1.L9

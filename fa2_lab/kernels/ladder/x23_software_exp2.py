@@ -48,7 +48,7 @@ def exp2_mixed(x):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, alpha (the factor by which to rescale o), and the new l and m."""
     x = split_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)
