@@ -197,9 +197,9 @@ def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.cons
 # the row blocks. For each row block, it calls `p_and_ds` and then adds $p^\top do$ to dV and $ds^\top q$ to dK. We will
 # add dQ later. `tl.dot(a, b, acc)` adds the product to the block `acc`.
 #
-# Under a causal mask, row r sees the keys before $r + 1 + N_k - N_q$ (chapter 08). So it sees key j if $j < r + 1 + N_k
-# - N_q$, and we can solve this for r. The first row that sees key j is $r = j + N_q - N_k$. Row blocks that contain
-# only earlier rows are skipped. Skipping them only saves time, so the check does not require it.
+# Under a causal mask, row r sees the keys before $r + 1 + N_k - N_q$ (chapter 08). So it sees key j if
+# $j < r + 1 + N_k - N_q$, and we can solve this for r. The first row that sees key j is $r = j + N_q - N_k$. Row blocks
+# that contain only earlier rows are skipped. Skipping them only saves time, so the check does not require it.
 #
 # **Build.** Write a kernel that computes dK and dV for one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You
 # can use `p_and_ds`, `load_rows(X, first, N, B, d)`, `load_row_values(X, first, N, B)`, which returns a (B, 1) block,

@@ -119,9 +119,9 @@ for n in (1, 16, 17, 33):
 # %% [markdown]
 # ## What does a split leave behind?
 #
-# Each split gets `share` keys, rounded up to whole tiles, so split w begins at key w · share and ends before key (w +
-# 1) · share. It uses `load_rows` and `visit` from chapter 08, where row r sees the keys before `seen[r]`. Here, every
-# row sees the keys before `last`.
+# Each split gets `share` keys, rounded up to whole tiles, so split w reads the keys from $w \cdot share$ up to, but not
+# including, $(w + 1) \cdot share$. Its program uses `load_rows` and `visit` from chapter 08, where row r sees the keys
+# before `seen[r]`. Here, every row sees the keys before `last`.
 #
 # In chapter 06, each worker stored its finished result, with $o$ already divided by $\ell$. Here, a split stores $o$, m
 # and $\ell$ as they are, so the merge divides only once. These d + 2 values per row are a partial result, which we call

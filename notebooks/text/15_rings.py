@@ -157,8 +157,8 @@ for keys in rows:  # each block meets all queries
 # because in 16 bits they would be rounded again on every rank.
 #
 # How much data do the ranks send? The forward pass sends K and V three times, at 2 bytes per element. The backward pass
-# sends K and V again, and it also sends dK and dV at 4 bytes per element. That is three times as much data, because $(2
-# + 4) / 2 = 3$.
+# sends K and V again, and it also sends dK and dV at 4 bytes per element. That is three times as much data, because
+# $(2 + 4) / 2 = 3$.
 
 # %% [markdown]
 # ## Is a causal ring fair?

@@ -689,7 +689,7 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 # 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again, now for both
 # values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks on the busiest
 # unit, before and after ALiBi is added. The paragraph after the output begins with **Prediction**, which marks what a
-# model says and nobody has measured:
+# model predicts and we have not measured:
 
 # %%
 print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   with ALiBi")

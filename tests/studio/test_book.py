@@ -75,6 +75,16 @@ def test_chapter_markdown_renders(chapter):
 
 
 @each
+def test_chapter_lists_follow_an_empty_line(chapter):
+    """If a formula is broken before its plus or minus, Markdown makes a list of the rest."""
+    for cell in load(chapter).cells:
+        lines = re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL).splitlines() if cell.cell_type == "markdown" else []
+        for before, line in itertools.pairwise(lines):
+            if re.match(r"([-+*]|1[.)]) ", line):
+                assert re.match(r"$|\s|[-+*] |\d+[.)] ", before), f"{before}\n{line}"
+
+
+@each
 def test_chapter_links_resolve(chapter):
     shown = [o.get("data", {}).get("text/markdown", "") for c in load(chapter).cells for o in c.get("outputs", [])]
     for target in re.findall(r"\]\(([^)\s]+)\)", "\n".join([prose(chapter), *shown])):
