@@ -77,8 +77,8 @@ def test_chapter_markdown_renders(chapter):
 @each
 def test_chapter_lists_follow_an_empty_line(chapter):
     """If a formula is broken before its plus or minus, Markdown makes a list of the rest."""
-    for cell in load(chapter).cells:
-        lines = re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL).splitlines() if cell.cell_type == "markdown" else []
+    for source in (cell.source for cell in load(chapter).cells if cell.cell_type == "markdown"):
+        lines = re.sub(r"```.*?```", "", source, flags=re.DOTALL).splitlines()
         for before, line in itertools.pairwise(lines):
             if re.match(r"([-+*]|1[.)]) ", line):
                 assert re.match(r"$|\s|[-+*] |\d+[.)] ", before), f"{before}\n{line}"
