@@ -129,7 +129,7 @@ def registers_of(kernel: Compiled) -> int:
     return min([n for n in handed_out if launched < n < 256], default=launched)
 
 
-# The forward of the package at some size ------------------------------------------------------------------------
+# The package's forward at various sizes -------------------------------------------------------------------------
 
 FILE = """
 from fa2_lab.kernels import tables

@@ -8,7 +8,7 @@ def data() -> dict:
     return {}
 
 
-#        name: (x, y, width, label, kind), with lengths in inches
+#        {name: (x, y, width, label, kind)}, with lengths in inches
 NODES = {
     "Q": (0.0, 0.0, 0.7, "Q", "loaded"),
     "K": (0.8, 0.0, 0.7, "K", "loaded"),

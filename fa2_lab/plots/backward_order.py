@@ -1,4 +1,4 @@
-"""Timelines of a backward step whose jobs run one after another, and of the same step in the kernel's order."""
+"""Timelines of a backward step with its jobs one after another, and with its jobs in the kernel's order."""
 
 from collections.abc import Generator, Mapping
 

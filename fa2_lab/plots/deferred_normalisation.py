@@ -18,7 +18,7 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """Return the operations of a tile in FA1 and FA2, and at the end of an FA2 row block, in clock cycles of one SM.
+    """Return a tile's operations in FA1 and FA2, and those at the end of an FA2 row block, timed in cycles of one SM.
 
     The multiplication by τ is not listed, because it is part of the FMA that computes τ s − m. Neither is the addition
     to o, because it is part of the matmul.

@@ -5,7 +5,7 @@ from statistics import geometric_mean
 
 from fa2_lab.records import Measurement, load
 
-SHOWN = {  # {idea or prediction as worded in the record: as worded in the table}
+SHOWN = {  # {wording of an idea or a prediction in the record: shorter wording for the table}
     "a ring's stage by & and >>, not by % and //": "computing a tile's stage with `&` and `>>` instead of `%` and `//`",
     "each thread arrives at a barrier by itself, not its warpgroup at once": "each thread arrives at a barrier by"
     " itself, instead of one arrival per warpgroup",

@@ -1,4 +1,4 @@
-"""Diagram of masks with one range of keys per row (causal, windows, padding, documents, a sink) and their tiles."""
+"""Diagram of masks and their tiles: causal, windows, padding, documents and a sink, with one range of keys per row."""
 
 import numpy as np
 

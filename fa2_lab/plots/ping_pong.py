@@ -26,8 +26,8 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
     """Run consumer c on T tiles: for each tile, compute its S and the previous tile's P V, and then the softmax.
 
-    With ping-pong, `may` has one barrier per consumer, at which the consumer waits for its turn. Without ping-pong,
-    `may` is empty. A matmul takes `product` clock cycles, and a softmax takes `softmax`.
+    With ping-pong, `may` contains one barrier per consumer, at which the consumer waits for its turn. Otherwise, `may`
+    is empty. A matmul takes `product` clock cycles, and a softmax takes `softmax`.
     """
     late: Job | None = None
     for n in range(T):

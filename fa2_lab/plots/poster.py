@@ -199,7 +199,7 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
-    """Draw the loops as a picture of the tensors and their tiles. S is a square with sides of `side` units at (x, y).
+    """Draw the tensors and the tiles that the loops visit. S is a square with sides of `side` units at (x, y).
 
     S is never stored, so only one of its tiles is drawn. The blocks that a worker keeps on chip have a thick edge.
     """

@@ -5,7 +5,7 @@ from fa2_lab.records import Record, load
 
 
 def data() -> dict:
-    """Return the speedups and the memory use measured by `fa2-lab bench ring` for the forward and backward together."""
+    """Return the speedups and memory use measured by `fa2-lab bench ring` for a forward and backward pass combined."""
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}

@@ -18,8 +18,8 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 
 LEAD = 250  # clock cycles drawn before the first job that differs from the previous rung
-# The first rungs in which S starts early, programs are persistent, o is seldom rescaled, and a program has three
-# consumers.
+# The rungs from which, respectively, S starts early, programs are persistent, o is rarely rescaled, and programs have
+# three consumers.
 AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23
 
 
@@ -43,7 +43,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
-    buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has its own buffer
+    buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has a separate buffer
     skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # number of multiplications of a thread's o by alpha
     return Sizes(
         number,
@@ -404,7 +404,7 @@ def stacked_timelines(
 def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
     """Draw a named line for each row, and a box for each job (label, start, end), with as much of its label as fits.
 
-    A job with a fourth element that is true gets a thick edge. `faded` names the units whose rows are pale.
+    A job whose fourth element is true gets a thick edge. `faded` names the units whose rows are pale.
     """
     window, letter = clocks_drawn(window), letter_width() * clocks_drawn(window)
     for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):

@@ -93,7 +93,7 @@ def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
 
 
 def corners(size: tuple[int, int], radius: int) -> Image.Image:
-    """Return an image of how much of each pixel is outside a card with rounded corners, from 0 to SOFT (entirely)."""
+    """Return a mask whose pixels range from 0 (inside a card with rounded corners) to SOFT (outside the card)."""
     fine = Image.new("L", tuple(4 * side for side in size), 255)
     ImageDraw.Draw(fine).rounded_rectangle((0, 0, fine.width - 1, fine.height - 1), 4 * radius, fill=0)
     return fine.reduce(4).point(lambda level: round(level * SOFT / 255))

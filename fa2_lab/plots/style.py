@@ -1,12 +1,12 @@
 """The look of every picture, and the only module that defines colours.
 
 A mark's hue identifies its tensor; P has a paler shade of the hue of S. A worker (thread block, warp or rank) is drawn
-in one of four greys and labelled with its name. Measurements are grey, but fa2_lab's measurements have an accent colour
-and, in pictures that compare implementations, FlashAttention-3, FlashAttention-4 and cuDNN have distinct hues. Queries
-run downwards, and keys to the right. One function draws each picture both for a 784-pixel page column and for a phone,
-where panels may be stacked but text never shrinks. The first sentence of the caption is also the headline above the
-picture. The text never refers to a colour by name, because a label, hatching or an outline always conveys the same
-information as the hue.
+in one of four greys and labelled with its name. Measurements are grey, with two exceptions: fa2_lab's measurements have
+an accent colour, and pictures that compare implementations give FlashAttention-3, FlashAttention-4 and cuDNN distinct
+hues. Queries run downwards, and keys to the right. One function draws each picture both for a 784-pixel page column and
+for a phone, where panels may be stacked but text never shrinks. The first sentence of the caption is also the headline
+above the picture. The text never refers to a colour by name, because a label, hatching or an outline always conveys the
+same information as the hue.
 """
 
 import re
@@ -217,7 +217,7 @@ def new_figure(
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Set a figure's height in inches, keeping the gap below its headline and the space for a note there."""
+    """Set a figure's height in inches, preserving the gap and the space for a note below its headline."""
     figure.set_figheight(inches)
     gap = GAP + sum(note.get_window_extent().height for note in figure.artists) / figure.dpi
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - gap / inches))

@@ -63,7 +63,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
-    """Draw, for each row, the equation row XOR chunk = position with three bits per number."""
+    """Draw the equation row XOR chunk = position for each row, with three bits per number."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():

@@ -27,8 +27,8 @@ DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12
 def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
     """Draw the matmuls in `products`, each of which lists its left operand, right operand and result.
 
-    A matrix is (tensor, name, shape, memory). One instruction sums over `deep` elements, and `warps` holds each row's
-    warp.
+    A matrix is (tensor, name, shape, memory). One instruction sums over `deep` elements. `warps` lists the warp that
+    owns each row.
     """
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."

@@ -135,7 +135,7 @@ def forward_of(name: str) -> Callable:
 
 
 class AlteredKernel:
-    """A stand-in for a kernel that launches it with other arguments and options."""
+    """A stand-in that launches a kernel with different arguments and options."""
 
     def __init__(self, kernel: Any, changes: Mapping[str, Any]) -> None:
         self.kernel, self.changes = kernel, dict(changes)

@@ -1,4 +1,4 @@
-"""The ladder of kernels, measured rung by rung with the fastest other implementations and hardware counters."""
+"""The ladder of kernels, timed rung by rung next to the fastest other implementations, with hardware counters."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Use nvidia-smi to read the GPU's SM clock and power during a measurement, and whether power limited the clock."""
+"""Record the GPU's SM clock and power with nvidia-smi, and note whether the power limit held the clock down."""
 
 import statistics
 import subprocess
@@ -14,7 +14,7 @@ class PowerMeter:
     """A context manager whose thread collects readings from nvidia-smi. Without nvidia-smi, there are no readings."""
 
     def __init__(self, command: list[str] | None = None):
-        self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts, 0 or 1
+        self.command, self.process, self.noted = command, None, []  # noted: (seconds, MHz, watts, 0 or 1)
 
     def __enter__(self) -> "PowerMeter":
         with suppress(OSError):

@@ -281,7 +281,7 @@ def all_rows_tables(run: Record) -> str:
 
 
 def group_rows_by_table(rows: list[Measurement]) -> Iterable[list[Measurement]]:
-    """Group the rows into tables: rows with the same unit whose direction has the same implementations."""
+    """Group the rows for tables by their unit and by the set of implementations that ran in their direction."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:
         names.setdefault(row.direction, {}).update(dict.fromkeys(row.values))

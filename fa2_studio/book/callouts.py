@@ -1,4 +1,4 @@
-"""The Sphinx extension of the site: Predict and Takeaway as callouts, formulas as MathML."""
+"""The site's Sphinx extension, which renders Predict and Takeaway as callouts, and formulas as MathML."""
 
 import re
 from xml.etree import ElementTree

@@ -23,7 +23,7 @@ LOST = 0.02  # a change that costs more than this share of the peer's speed is m
 
 
 class Jump(NamedTuple):
-    """A large gain in speed: one or more changes from one rung to another."""
+    """A large gain in speed from one rung to another, due to one or more changes."""
 
     before: RungSpeeds
     after: RungSpeeds

@@ -40,7 +40,7 @@ def playground_and_climb() -> dict:
 
 
 def compiled_tiles() -> dict[str, dict[str, list[int]]]:
-    """Return {GPU: {"d B_r B_c warps stages": [registers per thread, spill instructions]}} of the compiled forward."""
+    """Return {GPU: {"d B_r B_c warps stages": [registers per thread, spill instructions]}} for the forward."""
     found: dict[str, dict[str, list[int]]] = {}
     for row in recorded("compiled")["forward"]:
         key = " ".join(str(row[name]) for name in ("d", "B_r", "B_c", "warps", "stages"))

@@ -134,7 +134,7 @@ class Watched(Block):
 
 
 def judge_step(order: Callable, T: int = 50) -> None:
-    """Print whether an order for the backward step is complete and waits for all operands, and a step's time."""
+    """Print whether an order for a backward step is complete and waits for all operands, and how long it takes."""
     verdict(lambda: try_step(order, T))
 
 

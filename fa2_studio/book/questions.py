@@ -36,7 +36,7 @@ def heading_anchor(title: str) -> str:
 
 
 def group_page(group: str) -> str:
-    """Return a group's page, with its headings raised by one level and its questions listed for search engines."""
+    """Return a group's page. Its headings move up one level, and its meta description lists the questions."""
     questions = " ".join(re.findall(r"^### (.*)", group, re.MULTILINE))
     head = f'---\nmyst:\n  html_meta:\n    "description": "{questions}"\n---\n\n'
     return head + re.sub(r"^#(?=#+ )", "", group, flags=re.MULTILINE)

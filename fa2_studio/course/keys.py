@@ -76,7 +76,7 @@ WRONG = [
 ]
 
 
-# Planting the bug of a seed -------------------------------------------------------------------------------------
+# Planting a seed's bug ------------------------------------------------------------------------------------------
 
 
 def slip_of_seed(slips: list[Slip], seed: int) -> Slip:
@@ -84,7 +84,7 @@ def slip_of_seed(slips: list[Slip], seed: int) -> Slip:
     return slips[seed * 2654435761 % 2**32 * len(slips) >> 32]
 
 
-WORDS = {  # possible names of a program's variables, of which a seed chooses one from each group
+WORDS = {  # {program: groups of variable names}, where a seed chooses one name from each group
     PIPELINE: (("ring", "belt", "pool"), ("filled", "full", "ready"), ("emptied", "free", "vacant"),
                ("stage", "place", "cell")),
     KERNEL: (("seen", "shown", "visible"), ("there", "exists", "inside"), ("real", "within", "alive"),

@@ -21,7 +21,7 @@ DENIED = {  # {system call: (its number on x86-64, its number on ARM)}, with −
 CLONE3, CLONE, FCNTL = (435, 435), (56, 220), (72, 25)
 NAMESPACES = 0x7E020000  # the flags of clone that make new namespaces
 LOCKS = (5, 6, 7, 36, 37, 38, 1024)  # the fcntl commands that query, acquire or release a lock or a lease
-# (the column in DENIED, the kernel's number of the architecture, the number of the system call seccomp)
+# {machine: (column in DENIED, the kernel's number for the architecture, number of the system call seccomp)}
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 LOAD, EQUAL, LEAST, ANY, END = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE, UNKNOWN, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000

@@ -37,7 +37,7 @@ class Paper(io.TextIOBase):
         return len(text)
 
 
-# Before any code of the student runs ----------------------------------------------------------------------------------
+# Before any of the student's code runs --------------------------------------------------------------------------------
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def check_suite(suite: TheirTests, checkout: Path | None) -> None:
-    """Raise ValueError if the checkout, the installed packages or the GPU do not suit the suite."""
+    """Raise ValueError if the checkout, the installed packages or the GPU do not meet the suite's requirements."""
     import torch
 
     how = f"git clone {suite.repository} && git -C {Path(suite.repository).name} checkout {suite.commit[:8]}"

@@ -94,7 +94,7 @@ def deterministic(prepare: Callable[[Problem], Attend]) -> Callable[[Problem], A
 
 
 def function_of(module: str, name: str) -> Callable:
-    """Return a function of a package. Raises Missing if the package is not installed."""
+    """Return a function from a package. Raises Missing if the package is not installed."""
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as absent:

@@ -5,7 +5,7 @@ import torch
 from fa2_studio.bench.peers.dense import Attend, function_of
 from fa2_studio.bench.problem import Missing, Problem
 
-KITTENS = "thunderkittens_mha"  # their kernels/attention/mha_h100, compiled under this name
+KITTENS = "thunderkittens_mha"  # the name under which kernels/attention/mha_h100 is compiled
 TLX = "triton.language.extra.tlx.tutorials.hopper_fa_ws_pipelined_pingpong_persistent"
 
 

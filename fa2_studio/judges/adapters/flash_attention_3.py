@@ -1,4 +1,4 @@
-"""The adapter with the names of `flash_attn_interface`, FlashAttention-3's package."""
+"""The adapter that stands in for `flash_attn_interface`, FlashAttention-3's package."""
 
 from fa2_studio.judges.adapters import flash_attention_4 as four
 

@@ -1,4 +1,4 @@
-"""The adapter with the names of `flash_attn.cute.interface`, FlashAttention-4's package."""
+"""The adapter that stands in for `flash_attn.cute.interface`, FlashAttention-4's package."""
 
 from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
 

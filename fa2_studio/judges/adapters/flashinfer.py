@@ -1,4 +1,4 @@
-"""The adapter with the names that FlashInfer's tests of sinks import: objects that plan a call and then run it."""
+"""The adapter for FlashInfer's tests of sinks, which import objects that plan a call and then run it."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""The adapter with the names of `vllm` that its tests of paged attention import."""
+"""The adapter that provides the names which vLLM's tests of paged attention import."""
 
 from types import SimpleNamespace
 
