@@ -9,7 +9,7 @@ from fa2_lab.tiles import cdiv
 ALONE = "reading alone"  # the record's name for a pure read of the cache
 TILE = 64  # keys per tile of the Hopper kernel at d = 128
 LEAST = 16  # the fewest tiles per program; with fewer, the model would mostly show the rounding to whole tiles
-BEGIN = 8e-6  # seconds that it takes to launch two kernels that read nothing
+BEGIN = 8e-6  # seconds needed to launch two kernels that read nothing
 
 
 def data() -> dict:

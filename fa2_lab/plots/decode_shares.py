@@ -1,4 +1,4 @@
-"""Diagram of decode: the tiles of all heads, divided into equal shares, and the partial results of the shares."""
+"""Diagram of decode: the tiles of all heads are divided into equal shares, which yield partial results."""
 
 from fa2_lab.machine import splits
 from fa2_lab.machine.splits import Shares

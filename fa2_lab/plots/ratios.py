@@ -67,7 +67,7 @@ def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
 
 
 def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return {implementation: list of ratios}: fa2_lab's speed divided by the implementation's speed."""
+    """Return {implementation: list of ratios of fa2_lab's speed to the implementation's speed}."""
     by_name = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*RIVALS, *FAR)}
     return {name: ratios for name, ratios in by_name.items() if ratios}
 

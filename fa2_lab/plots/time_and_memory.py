@@ -13,7 +13,10 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return the times in ms for 16,384 tokens in sequences of length N, and the MiB per sequence without inputs."""
+    """Return times in ms for 16,384 tokens in sequences of length N, and each sequence's memory in MiB.
+
+    The memory does not include the inputs.
+    """
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}

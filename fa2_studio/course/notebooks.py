@@ -157,7 +157,7 @@ STUB = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()\n"
 
 
 def student_version(notebook) -> Node:
-    """Return the notebook for students, with locked tests, stubs instead of solutions, and no hidden tests or outputs."""
+    """Return the students' notebook, with locked tests, stubs instead of solutions, and no hidden tests or outputs."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         cell.source = re.sub(block_pattern(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
