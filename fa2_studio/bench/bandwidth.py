@@ -26,7 +26,7 @@ STAGES, ROWS, COLUMNS, ROUNDS = 2, 64, 128, 4096
 
 @triton.jit
 def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
-    """Read a buffer repeatedly, dealing its blocks to the workers in turn. The modifier ".cg" bypasses the L1 cache."""
+    """Read a buffer repeatedly, assigning blocks to workers round-robin. The modifier ".cg" bypasses the L1 cache."""
     worker, workers, lane = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in range(loads):

@@ -157,7 +157,7 @@ def sources_fingerprint() -> str:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed distribution, or that of a module with this name if there is none."""
+    """Return the version of an installed distribution or, if there is none, of the module with this name."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -20,7 +20,10 @@ def api_page() -> str:
 
 
 def signature_and_docstring(file: str, name: str) -> str:
-    """Return the signature and docstring of a function, method or class, or the module's docstring without a name."""
+    """Return the signature and docstring of a function, method or class.
+
+    Without a name, return the module's docstring.
+    """
     tree: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse((PACKAGE.parent / file).read_text(encoding="utf-8"))
     if not name:
         return docstring_to_markdown(ast.get_docstring(tree))
@@ -46,7 +49,7 @@ def keep_or_escape(paragraph: str) -> str:
 
 
 def two_columns_to_table(paragraph: str) -> str:
-    """Convert a paragraph of two columns to a table, or return "" if it has no two columns.
+    """Convert a two-column paragraph to a table, or return "" for any other paragraph.
 
     An indented line continues the row above it.
     """

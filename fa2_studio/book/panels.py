@@ -140,7 +140,7 @@ def split_panels(svg: str, titles: re.Pattern, most: float) -> list[str]:
     cuts, high = sorted({float(y) for y in titles.findall(svg)}), float(VIEW.search(svg)[2])
     top = max(cuts[0] - 12, 0) if cuts and titles is TITLES[1] else 0.0
     most = most * ROOM / BROAD * float(VIEW.search(svg)[1]) - top
-    # Titles that are closer together are two lines of one title.
+    # Titles at most 20 units apart are two lines of one title.
     ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]
     tops = [top]
     for end, after in pairwise(ends):

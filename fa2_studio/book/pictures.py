@@ -1,6 +1,6 @@
 """Make the moving climb for the README and the site, and the data of the interactive figures.
 
-Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for posting: a GIF of
+Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for sharing: a GIF of
 the whole climb, and a PNG of the card shown in link previews. If the environment variable SITE is set, the card
 contains the site's address. The README's light and dark pictures of the interactive Algorithm 1 are also renewed.
 """

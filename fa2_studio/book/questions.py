@@ -31,7 +31,7 @@ def page_name(group: str) -> str:
 
 
 def heading_anchor(title: str) -> str:
-    """Return a heading's anchor, which ends a link to the heading on GitHub and on the site."""
+    """Return a heading's anchor, the last part of a link to the heading on GitHub or on the site."""
     return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 

@@ -53,7 +53,7 @@ def read_source(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def fold_code(cells: list[nbformat.NotebookNode]) -> None:
-    """Mark code that readers can skip as folded in JupyterLab."""
+    """Collapse, in JupyterLab, the cells whose code readers can skip."""
     for cell in cells:
         if HIDE_CODE in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}

@@ -1,4 +1,4 @@
-"""The planted bugs ("slips") of assignment 8, and their choice by seed. This file is not given to students.
+"""The planted bugs ("slips") of assignment 8, and their selection by a seed. This file is not given to students.
 
 The programs in notebooks/assignments/programs are correct. A slip replaces one piece of a program's text. The seed
 determines the slip that a student gets, and the names of the program's variables.

@@ -1,4 +1,4 @@
-"""The process in the sandbox, which runs a student's cells and calls functions on request, and sends the results.
+"""The process in the sandbox, which runs a student's cells, calls functions on request, and sends the results.
 
 It makes no checks and contains no right values, because the student's code can read and change everything in it.
 """

@@ -12,7 +12,7 @@ def masks(
     deterministic=False,
     **unused,
 ):
-    """Convert their options to the arguments of our calls."""
+    """Convert FlashAttention-4's options to arguments for our calls."""
     deterministic_if(deterministic)
     window = bounds(window_size)
     return dict(causal=causal, window=window, softcap=softcap or None, scale=softmax_scale, sinks=learnable_sink)
