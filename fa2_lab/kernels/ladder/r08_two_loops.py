@@ -1,6 +1,6 @@
-"""Rung 08, two loops: tiles that the mask cuts have one loop, and all other tiles have another, which applies no mask.
+"""Rung 08, two loops: tiles cut by the mask have their own loop, and the loop for all other tiles applies no mask.
 
-Without a causal mask, the loop still has almost as many instructions as the one in rung 07.
+Without a causal mask, the unmasked loop still has almost as many instructions as the loop of rung 07.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Rung 17, two consumers: 128 rows share each tile of K and V (at d = 64, three consumers with 192 rows).
+"""Rung 17, two consumers: 128 rows share each tile of K and V (192 rows with three consumers at d = 64).
 
 A ring is a circular buffer with a few stages. Each stage has a buffer for one tile and two barriers, `filled` and
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have

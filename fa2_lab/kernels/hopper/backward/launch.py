@@ -25,7 +25,7 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
-    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV, or None if calls are unsupported.
+    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV, or None if the call is unsupported.
 
     The function serves all calls with these shapes and options. It returns None for tensors that TMA cannot address. If
     `deterministic` is set, the gradients are bitwise identical in every run, as explained in semaphore.py.
@@ -40,7 +40,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     config, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, config, sequences)
-    divided = parts > 1  # then dK and dV also have accumulators, placed after those of dQ
+    divided = parts > 1  # if divided, dK and dV also have accumulators, placed after those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
     accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
     preprocess = prepare_preprocess(dO, O, tensors, options, config, accum_shape)
@@ -141,7 +141,7 @@ def prepare_main(
         dk_dv = tuple(describe(layout_of_result(X), 64) for X in (K, V))
     acc_init = matrix_descriptor(acc_init_shape, (1, 2 * config.B_r))
     dq_accum = matrix_descriptor(dq_accum_shape, (config.B_r * config.d_pad // 64, 32), swizzle=128)
-    heads = batch * H_kv * parts  # the scheduler treats each part of a K/V head as a head
+    heads = batch * H_kv * parts  # the scheduler treats each part of a K/V head as a separate head
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
     n_sequences = sequences or 1
     if deterministic:

@@ -1,4 +1,4 @@
-"""Functions that start the five matmuls of a step in the Hopper backward, whose results kernel.py waits for."""
+"""Functions that start the five matmuls of a step in the Hopper backward. kernel.py waits for the results."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

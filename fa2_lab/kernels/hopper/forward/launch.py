@@ -18,7 +18,7 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return a function of `tensors` that computes O, shaped like Q, and L in fp32, or None if calls are unsupported.
+    """Return a function of `tensors` that computes O, shaped like Q, and L in fp32, or None if the call is unsupported.
 
     The function serves all calls with these shapes and options. It returns None for tensors that TMA cannot address.
     """
