@@ -447,8 +447,8 @@ read(KERNEL, "exchange_ds")
 
 # %% [markdown]
 # ## Part 4 · How dQ leaves, and the launches (7 minutes)
-# In each step, `add_dq` hands over a part of dQ. We now follow these parts to the finished dQ, and look at the kernels
-# that run before and after the one that you have read.
+# In every step but the first, `add_dq` hands over a part of dQ. We now follow these parts to the finished dQ, and look
+# at the kernels that run before and after the one that you have read.
 #
 # ### How does a consumer hand over its dQ?
 #
