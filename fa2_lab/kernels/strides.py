@@ -23,7 +23,7 @@ def rows_contiguous(x: Any) -> Any:
 
 
 def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with the shape of x and its dimension order in memory, as torch's own operators do.
+    """Return a new tensor with the shape of x and its dimension order in memory, like the results of torch's operators.
 
     The rows of the new tensor are always contiguous, and no two of its elements share memory, even if elements of x do.
     On the device "meta", the tensor has a shape and strides, but no memory.

@@ -37,7 +37,7 @@ class BiasContext(NamedTuple):
     """The head and the diagonal, which a bias needs in addition to the row and the column."""
 
     head: tl.tensor
-    diagonal: tl.tensor  # column of row 0's diagonal, because a bias numbers rows by their position among the keys
+    diagonal: tl.tensor  # column of row 0's diagonal, which is added to row indices before they are passed to a bias
 
 
 class RowBlock(NamedTuple):

@@ -179,7 +179,7 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
         real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
-    if geometry.left is not None:  # keys to the left of the first row's interval are seen by no row
+    if geometry.left is not None:  # no row sees the keys to the left of the first row's interval
         unseen = geometry.col_begin(0) - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)

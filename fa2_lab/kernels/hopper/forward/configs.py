@@ -209,7 +209,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper forward is the fastest choice. `heads` is the number of query heads over the batch."""
+    """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of the whole batch."""
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q
@@ -220,7 +220,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 
 
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
-    """Return the number of K/V heads to process concurrently, such that K and V stay in L2.
+    """Return the number of K/V heads to process concurrently, so that K and V stay in L2.
 
     Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
     mask, row blocks take different amounts of time, and processing several heads concurrently balances the load. In

@@ -197,7 +197,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     if smem.config.separate_O_buffer:  # the next row block's Q can now be copied
         smem.q.release(q_tile)
 
-    if geometry.left is not None:  # keys to the left of the first row's interval are seen by no row
+    if geometry.left is not None:  # no row sees the keys to the left of the first row's interval
         zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, smem.v.wait(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
