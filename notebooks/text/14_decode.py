@@ -10,7 +10,7 @@
 # which are kept in the *KV cache*. Chapter 06 showed this case, in which a single row block and a few heads leave a
 # hundred SMs idle. In this chapter, we write the kernel for it in Triton. First we split the keys, merge the partial
 # results, and measure how much the splits gain. Then we give sequences of different lengths equal work, ask whether a
-# row's last digits depend on the rest of its batch, and finally store the cache in pages. The ideas come from
+# row's result depends on the rest of its batch, and finally store the cache in pages. The ideas come from
 # Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
 #
 # After this notebook you can
@@ -356,7 +356,8 @@ for n, speed in stages.items():
 # work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
 
 # %% [markdown]
-# Our decode kernel reaches the following share of a pure read's speed:
+# The next output shows what share of a pure read's speed our decode kernel reaches. Each line gives the number of
+# sequences and of keys per sequence, the numbers of query heads and of K/V heads, and d:
 
 # %% tags=["hide-input"]
 rows = [row for row in record.rows if row.direction == "decode"]

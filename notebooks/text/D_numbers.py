@@ -285,9 +285,9 @@ show("rounding_bias")
 # %% [markdown]
 # ## Which value should a masked score have?
 #
-# A masked key must get a weight of 0. In this book, its score is −∞, and a row that sees no key gets O = 0 and L =
-# −∞. Many programs use a large negative number instead, so that −∞ − (−∞), which is NaN, can never occur. We apply
-# plain softmax to a row of two visible and two masked keys:
+# A masked key must get a weight of 0. Some programs give it a score of −∞. Many others use a large negative number
+# instead, so that −∞ − (−∞), which is NaN, can never occur. To compare these values, we apply plain softmax to a row of
+# two visible and two masked keys, and to a row of two masked keys alone:
 
 # %% tags=["hide-input"]
 def hidden_weight(dtype, value, visible, add=0.0):  # of both masked keys together
@@ -313,9 +313,10 @@ ROWS["no visible key, −16 added"] = [], -16
 # <details><summary>Answer</summary>
 #
 # **−∞, if rows without a visible key are handled.** A finite value acts as a threshold, because the masked keys win as
-# soon as the visible scores fall below it. A row that sees no key becomes a mean of the values that it must not see,
-# which looks like a real result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a score or a second
-# mask is added to it.
+# soon as the visible scores fall below it. With such a value, a row that sees no key becomes a mean of the values that
+# it must not see, which looks like a real result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a
+# score or a second mask is added to it. In this book, a masked score is −∞, and a row that sees no key gets O = 0 and L
+# = −∞.
 #
 # ```python
 # print(f"{'weight of the masked keys':31}" + "".join(f"{name:>12}" for name in VALUES))
