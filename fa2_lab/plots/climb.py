@@ -31,7 +31,7 @@ def data() -> dict:
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
-NAMED = 1.13  # speedups over the previous rung are printed on the bars from this value on
+NAMED = 1.13  # bars are labelled with speedups over the previous rung that are at least this large
 
 
 @style.picture

@@ -1,8 +1,8 @@
 """The roofline of a GPU: the highest speed that each method can reach, given its FLOPs per byte.
 
-    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with arguments of rates.cost
+    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, and arguments for rates.cost()
     own = rates.cost("decode", N=8192, N_q=8)
-    show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
+    show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost), for settings of your own
 
 Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
 a method, data() returns the measured ladder of chapter 10, plotted against the DRAM traffic that the hardware counted.

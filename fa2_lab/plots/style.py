@@ -291,7 +291,7 @@ def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
-    """Draw a filled rectangle with a label in the middle, in a colour that is readable on the fill."""
+    """Draw a filled rectangle, with a centred label whose colour is readable on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
@@ -308,7 +308,7 @@ def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str 
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many rectangles (x, y, width, height) of the same style as a single patch, which makes the file smaller."""
+    """Draw many rectangles (x, y, width, height) in the same style. Making them a single patch shrinks the file."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
