@@ -373,10 +373,10 @@ judge_bias(window_and_first, right_window, {
 #
 # For a small tree, however, a few bits are enough. Suppose the drafts are numbered depth first, so that each subtree is
 # a contiguous range of numbers. Then draft i is draft j itself or one of its descendants exactly if $j \le i < j +
-# size_j$, where $size_j$ is the number of drafts in the subtree of draft j. The next cell computes the sizes for the
-# tree in the figure. All seven are below 16, so each takes four bits, and together they fit into one integer that is
-# compiled into the kernel. In hexadecimal, digit n of this integer, counted from the right, is the size of draft n's
-# subtree:
+# size_j$, where $size_j$ is the number of drafts in the subtree of draft j, including draft j. The next cell computes
+# the sizes for the tree in the figure. All seven are below 16, so each takes four bits, and together they fit into one
+# integer that is compiled into the kernel. In hexadecimal, digit n of this integer, counted from the right, is the size
+# of draft n's subtree:
 
 # %%
 CONTEXT = tl.constexpr(6)  # tokens before the tree
