@@ -184,7 +184,7 @@ def every() -> list[tuple]:
 
     d = 96 has the same kernels as d = 128.
     """
-    all_kinds = [(d, kind) for d in (64, 128, 256) for kind in kinds(d)]
+    all_kinds = [(d, kind) for d in (32, 64, 128, 256) for kind in kinds(d)]
     packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
     return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed + windowed(WINDOWS)
 
@@ -214,6 +214,7 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, THREE_CONSUMERS, True, False))  # above, these sizes occur only without the mask
+    jobs.append((32, 511, replace(DEFAULT[64], d_pad=32, low_reg_schedule=tables.USE_LOW_REG), True, False))
     long_rows = replace(DEFAULT[64], low_reg_schedule=tables.USE_LOW_REG)
     packed = ((64, DEFAULT[64], False), (64, long_rows, True), (128, THREE_CONSUMERS, True))
     return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
@@ -261,11 +262,12 @@ BACKWARD = ("bwd_preprocess", "backward_kernel", "bwd_postprocess")
 LENGTHS = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
 LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough to compute dK in the next step
+LENGTHS += [(32, 1000, True, False), (32, 1024, False, False)]
 MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
 MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
 MORE += [(LENGTHS[8], 3, IN_TURN)]
 ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three parts that add to the same dK and dV
-FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (12, 3))]
+FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (12, 3), (14, 3))]
 FEW += MORE
 
 

@@ -57,7 +57,7 @@ def test_hopper_backward_compiles_with_almost_no_spills(rows, jobs):
         assert row["pdl"] == row["awaits"] == (row["kernel"] != "bwd_preprocess"), row
 
 
-@pytest.mark.parametrize("W", (64, 128))
+@pytest.mark.parametrize("W", (32, 64, 128))
 def test_postprocess_restores_the_row_order_of_dq(W, monkeypatch):
     """to_fragment_order: each thread's elements, four together; to_row_major is its inverse. Torch runs both."""
     monkeypatch.setattr(accumulators, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))

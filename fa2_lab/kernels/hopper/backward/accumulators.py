@@ -9,7 +9,7 @@ Because rounding depends on the order of the additions, the last bits of dQ diff
 If there are too few column blocks for all SMs, for example with few K/V heads, each column block is divided among
 several programs. Each program then processes only some of the row blocks, so dK and dV also need accumulators. During
 the backward pass, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, another 4 bytes
-per element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
+per element of dK and dV. Rows are padded to whole blocks, and d is padded to 32, 64 or 128.
 
 The accumulators of the matmuls for S and dP are initialized to −L/scale and −D instead of zero, which makes the tensor
 cores perform the subtractions. The kernels call these initial values `acc_init`.
@@ -28,13 +28,13 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 
 @gluon.jit
 def add_tile(x, accum, at, buffer):
-    """Add x, a (64, 64) or (64, 128) tile, to `accum` with TMA, starting at line `at`. A line has 32 elements.
+    """Add x, a tile of 64 rows and 32, 64 or 128 columns, to `accum` with TMA, starting at line `at`.
 
-    x is first stored in the shared-memory `buffer`, from which TMA reads it. If x is (64, 128), it is stored and added
-    in two halves.
+    A line has 32 elements. x is first stored in the shared-memory `buffer`, from which TMA reads it. If x has 128
+    columns, it is stored and added in two halves.
     """
     W: gl.constexpr = x.shape[1]
-    if W == 64:
+    if W <= 64:
         add_lines(to_fragment_order(x), accum, at, buffer)
     else:
         left, right = to_fragment_order(x).reshape([2, W, 32]).permute([1, 2, 0]).split()

@@ -14,7 +14,7 @@ from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
 from fa2_lab.tiles import cdiv
 
-DIMENSIONS = range(32, 129, 8)  # TMA zero-pads each head dimension to 64 or 128
+DIMENSIONS = range(32, 129, 8)  # TMA zero-pads each head dimension to 32, 64 or 128
 SMALLEST_SCALE = 2.0**-60  # the accumulator of S starts at −L/scale, which must not overflow
 
 
@@ -67,7 +67,8 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     if d <= 64:
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
         order |= dict(v_in_registers=False)
-        return BackwardConfig(128, 64, **order, low_reg_schedule=USE_LOW_REG and not (deterministic and masked))
+        low_reg_schedule = USE_LOW_REG and not (deterministic and masked)
+        return BackwardConfig(128, 64 if d > 32 else 32, **order, low_reg_schedule=low_reg_schedule)
     v_in_registers = not (masked or ragged or deterministic)
     dk_late = masked and N_q > 2048 and not USE_LOW_REG
     order = dict(dv_late=USE_LOW_REG and v_in_registers, dk_late=dk_late, last_first=False)
@@ -81,7 +82,7 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
 # keys. In this case, there would be few portable programs, because each of them owns up to 64 keys, and each program
 # would loop over all rows, leaving most SMs idle for a long time.
 PORTABLE_IS_FASTER = {  # {largest d: limits}
-    32: PortableLimits(2048, math.inf, 2048),
+    32: PortableLimits(1000, math.inf, 2048),
     64: PortableLimits(512, 2, 2048),
     96: PortableLimits(256, 1, 700),
     128: PortableLimits(256, 1, 700),
@@ -105,7 +106,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
 
 # The cost of dividing a column block among programs, in units of one step (one row block).
-PART_COST = {64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
+PART_COST = {32: 1, 64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
 SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a fixed part, and a part per column
 IDLE_SHARE = 1 / 5  # idle time at the end, as a share of the longest part, if masked parts differ in length
 DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2

@@ -136,7 +136,7 @@ def prepare_main(
     acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, config, sequences)
     describe = functools.partial(descriptor, d=config.d_pad)
     if parts > 1:
-        dk_dv = 2 * (matrix_descriptor(dk_accum_shape, (128, 32), swizzle=128),)
+        dk_dv = 2 * (matrix_descriptor(dk_accum_shape, (min(128, 2 * config.d_pad), 32), swizzle=128),)
     else:
         dk_dv = tuple(describe(layout_of_result(X), 64) for X in (K, V))
     acc_init = matrix_descriptor(acc_init_shape, (1, 2 * config.B_r))

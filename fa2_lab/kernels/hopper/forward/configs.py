@@ -17,7 +17,7 @@ from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_di
 from fa2_lab.tiles import cdiv
 
 NO_LIMIT = float("inf")
-DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to d_padded(d): 64, 128 or 256
+DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to d_padded(d): 32, 64, 128 or 256
 
 
 class CausalCase(NamedTuple):
@@ -112,8 +112,15 @@ TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 THREE_CONSUMERS = ForwardConfig(64, consumers=3, stages=5, separate_O_buffer=False)
 
 # Without a mask, all row blocks take the same time, so they are modeled as rounds of one block per SM. Only
-# configurations with the same d_pad are compared.
+# configurations with the same d_pad are compared. At d = 32, choose() takes the configurations for d = 64 and replaces
+# their d_pad.
 UNMASKED_TIMES = {  # {d_pad: times}
+    32: [
+        UnmaskedTime(ONE_CONSUMER[64], 0.7, 0.0),
+        UnmaskedTime(HALF_B_C[64], 1.3, 0.3),
+        UnmaskedTime(TWO_CONSUMERS, 1.02, 0.0),
+        UnmaskedTime(DEFAULT[64], 1.18, 0.5),
+    ],
     64: [
         UnmaskedTime(ONE_CONSUMER[64], 0.75, 0.0),
         UnmaskedTime(HALF_B_C[64], 1.25, 0.58),
@@ -153,9 +160,9 @@ CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
     256: [CausalCase(2.3, NO_LIMIT, None, ONE_CONSUMER[256]), CausalCase(NO_LIMIT, NO_LIMIT, None, DEFAULT[256])],
 }
 
-# For calls with few keys, the portable kernel is faster, because it starts sooner or, at d = 32, needs no padding.
+# For calls with few keys, the portable kernel is faster, because it starts sooner.
 PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
-    32: [PortableCase(NO_LIMIT, 3200, 0, NO_LIMIT)],
+    32: [PortableCase(3000, 1000, 0, NO_LIMIT)],
     64: [PortableCase(NO_LIMIT, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
     96: [PortableCase(NO_LIMIT, 255, 0, 2), PortableCase(NO_LIMIT, 384, 0, 1)],
     128: [PortableCase(NO_LIMIT, 255, 0, 2), PortableCase(NO_LIMIT, 512, 0, 0.5)],
@@ -164,8 +171,8 @@ PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
 
 
 def d_padded(d: int) -> int:
-    """Return d padded to 64, 128 or 256, which is the number of columns in a tile."""
-    return max(64, padded_head_dim(d))
+    """Return d padded to 32, 64, 128 or 256, which is the number of columns in a tile."""
+    return max(32, padded_head_dim(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardConfig:
@@ -175,7 +182,9 @@ def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     128, there are too few registers. Above d = 64, some registers would spill without `low_reg_schedule`, unless the
     right bound is that of the causal mask (right = 0).
     """
-    return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
+    if d <= 64:
+        return replace(HALF_B_C[64], d_pad=d_padded(d))
+    return replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_key_lengths: bool) -> ForwardConfig:
@@ -205,6 +214,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
         if causal and config == DEFAULT[128]:  # ping-pong keeps consumers with unequal numbers of tiles in step
             config = replace(config, ping_pong=True)
     masked = causal and config == DEFAULT[64]  # the mask takes additional registers
+    config = replace(config, d_pad=d_pad)
     return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config
 
 

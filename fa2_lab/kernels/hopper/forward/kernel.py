@@ -108,7 +108,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # Two intervals of tiles matter: all_begin … all_end − 1 for all consumers, and first … end − 1 for this consumer.
+        # Two intervals of tiles matter: all_begin … all_end − 1 for all consumers, and first … end − 1 for this one.
         # If this consumer's rows are past the last row, it has no tiles, and end = first.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
