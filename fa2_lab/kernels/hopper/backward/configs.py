@@ -77,12 +77,10 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
 
 # For small problems, the portable kernels are faster, because the host needs 25 µs for their two launches but 40 µs for
 # the three launches here. At d = 96 and d = 128, this saving exceeds the 2 to 6 µs that the portable kernels lose on
-# the GPU. At d = 32, the Hopper kernel pads rows to 64 elements, yet is 1.03 to 2.1 times as fast from 2,049 keys
-# upwards (Triton 3.9). The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows with few
-# keys. In this case, there would be few portable programs, because each of them owns up to 64 keys, and each program
-# would loop over all rows, leaving most SMs idle for a long time.
+# the GPU. The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows with few keys. In this
+# case, there would be few portable programs, because each of them owns up to 64 keys, and each program would loop over
+# all rows, leaving most SMs idle for a long time.
 PORTABLE_IS_FASTER = {  # {largest d: limits}
-    32: PortableLimits(1000, math.inf, 2048),
     64: PortableLimits(512, 2, 2048),
     96: PortableLimits(256, 1, 700),
     128: PortableLimits(256, 1, 700),
