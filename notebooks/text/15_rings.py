@@ -202,7 +202,7 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # </details>
 #
 # The right cut is called *zigzag*, and both ring-flash-attention and Llama 3 use it. The next cell counts its tiles by
-# rank and step, with quarters of 32 rows as before:
+# rank and step, with quarters of 32 rows as before.
 
 # %% tags=["hide-input"]
 for rank, counts in enumerate(model.tiles_per_step(quarters, "zigzag", causal=True, B_r=4, B_c=4)):
@@ -253,16 +253,16 @@ show("ring_schedule")
 # causal mask are the first three quarters and the last quarter of the queries. It computes with one of these parts at
 # the start, and with the other at the end, and so covers both transfers.
 #
-# The table shows the backward pass of rank 0. Its lines 1 to 3 are steps 1 to 3 of the ring above. Step 0, in which the
-# rank computes with its own block, is the first and the last line:
+# The table shows the backward pass of rank 0. Its lines 1 to 3 are steps 1 to 3 of the ring above, and step 0, in which
+# the rank computes with its own block, is split into the lines *own, first* and *own, last*:
 #
 # | line | rank 0 computes with block | meanwhile, K and V arrive | meanwhile, dK and dV arrive | then rank 0 |
 # | --- | --- | --- | --- | --- |
-# | own, first part | 0 | of block 3 | | keeps its contribution to dK and dV at home |
-# | 1 | 3 | of block 2 | | sends its contribution on, as the first term of the sum |
-# | 2 | 2 | of block 1 | of block 2 | adds its contribution and sends the sum on |
-# | 3 | 1 | | of block 1 | adds its contribution and sends the sum on |
-# | own, second part | 0 | | of block 0 | adds its two own contributions, and block 0 is done |
+# | own, first | 0 | of block 3 | | keeps its part of dK and dV at home |
+# | 1 | 3 | of block 2 | | sends its part on, as the first term of the sum |
+# | 2 | 2 | of block 1 | of block 2 | adds its part and sends the sum on |
+# | 3 | 1 | | of block 1 | adds its part and sends the sum on |
+# | own, last | 0 | | of block 0 | adds both of its own parts, and block 0 is done |
 #
 # As an example, take line 2. While rank 0 computes with block 2, it receives two things. The first is K and V of block
 # 1, for the next step. The second is the pair of accumulators of block 2, which rank 3 began in the previous step. At

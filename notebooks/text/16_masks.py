@@ -62,6 +62,11 @@ for window in ((None, 0), (1, 0), (1, 1)):
 # covered as well. If only the first n keys are real (n is called the *key length*), `last` is at most n. The diagonal
 # stays where it is.
 #
+# Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
+# so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so
+# it corresponds to (1023, 0) here. When you compare two implementations, use a sequence that is one token longer than
+# the window, because that is the shortest sequence on which the two conventions differ.
+#
 # ## Which tiles does a row block visit?
 #
 # The figure shows six masks cut into tiles. The last two, documents and a sink, are explained further below. The thick
@@ -145,13 +150,6 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # they begin at its first key or at its second. The top row of block i is row iB, whose window begins at key iB − left,
 # so this is the first key that leaves. It is the first key of a tile if `left` is a multiple of B, and the second key
 # of a tile if `left` + 1 is a multiple of B. For every other `left`, two tiles at the left edge need a mask.
-#
-# ## How many keys does a window of 1,024 contain?
-#
-# Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
-# so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so
-# it corresponds to (1023, 0) here. When you compare two implementations, use a sequence that is one token longer than
-# the window, because that is the shortest sequence on which the two conventions differ.
 
 # %% [markdown]
 # ## Many documents in one row
