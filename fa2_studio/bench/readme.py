@@ -15,7 +15,7 @@ from fa2_studio.judges.suites import SUITES as JUDGES
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # of README's parts
 SLOW_CASES = (
     "mainly for short calls, for the backward pass of a single long sequence and, compared with FlashAttention-4, "
-    "for d = 32"
+    "for the backward pass with d = 96"
 )
 NOTES_TEXT = (
     "*Kernel only* times the GPU alone, *sustained* times calls back to back for a second, and *with host* times 20 "
