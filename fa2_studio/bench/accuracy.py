@@ -66,12 +66,12 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan one row for each combination of problem, kind of input and result (O, dQ, dK or dV)."""
-    jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
+    jobs = [partial(measure_errors, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
     return Plan(Record("accuracy", environment(), PROTOCOL), jobs)
 
 
-def row(problem: Problem, part: str, kind: str) -> Measurement:
-    """Return the row with the errors of one result: O, dQ, dK or dV."""
+def measure_errors(problem: Problem, part: str, kind: str) -> Measurement:
+    """Measure the errors of one result (O, dQ, dK or dV), and return the row."""
     by_name, failed = errors_of_implementations(problem, kind)
     properties = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
     values = {name: [of_parts[part]] for name, of_parts in by_name.items()}
@@ -88,12 +88,12 @@ def errors_of_implementations(
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
     right = float64_results(q, k, v, dO, problem.causal)
 
-    def call_and_context(name: str) -> dict[str, float]:
+    def errors_of(name: str) -> dict[str, float]:
         O = implementations.prepare(name, problem)(q, k, v)
         results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
         return {part: relative_distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
 
-    return prepare_all({name: partial(call_and_context, name) for name in names})
+    return prepare_all({name: partial(errors_of, name) for name in names})
 
 
 def float64_results(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:

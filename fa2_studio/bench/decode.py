@@ -47,15 +47,15 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan all rows. The ceilings and both curves are measured immediately."""
-    jobs = [partial(row_of_all_implementations, problem) for problem in grid()]
-    jobs += [partial(row_of_all_implementations, problem, "graph") for problem in grid()]
-    jobs += [partial(row_of_host_time, problem) for problem in grid()[:1]]
+    jobs = [partial(compare_implementations, problem) for problem in grid()]
+    jobs += [partial(compare_implementations, problem, "graph") for problem in grid()]
+    jobs += [partial(time_on_host, problem) for problem in grid()[:1]]
     jobs += [
-        partial(row_of_page_sizes, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)
+        partial(compare_page_sizes, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)
     ][:2]
-    jobs += [partial(row_of_uneven_lengths, problem) for problem in grid()[5:6]]
+    jobs += [partial(compare_lengths, problem) for problem in grid()[5:6]]
     shapes = product((4096, 16384, 65536), (1, 4, 16, 64))
-    jobs += [partial(row_of_splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
+    jobs += [partial(compare_splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
     copy = {"copy TB/s": measure_ceilings()["copy TB/s"]}
     return Plan(
         Record(
@@ -68,8 +68,8 @@ def run() -> Plan:
 # Rows -----------------------------------------------------------------------------------------------------------
 
 
-def row_of_all_implementations(problem: Problem, what: str = "decode") -> Measurement:
-    """Return the row that compares all implementations on the same cache with a kernel that only reads the cache.
+def compare_implementations(problem: Problem, what: str = "decode") -> Measurement:
+    """Compare all implementations on the same cache with a kernel that only reads the cache, and return the row.
 
     With what="graph", each call is replayed from a CUDA graph.
     """
@@ -83,7 +83,7 @@ def row_of_all_implementations(problem: Problem, what: str = "decode") -> Measur
         call = prepare()
         return call if what == "decode" or isinstance(call, str) else capture_graph(call)
 
-    return row(problem, what, {name: partial(replayed, prepare) for name, prepare in prepares.items()})
+    return time_decode(problem, what, {name: partial(replayed, prepare) for name, prepare in prepares.items()})
 
 
 def capture_graph(call: Callable) -> Callable:
@@ -98,14 +98,14 @@ def capture_graph(call: Callable) -> Callable:
     return lambda call=call: graph.replay()
 
 
-def row_of_host_time(problem: Problem) -> Measurement:
-    """Return the row with the host time of one eager call."""
-    row = suites.row(problem, "forward", implementations.names("decode"), protocol.measure_host_time, "µs")
+def time_on_host(problem: Problem) -> Measurement:
+    """Measure the host time of one eager call, and return the row."""
+    row = suites.time_dense(problem, "forward", implementations.names("decode"), protocol.measure_host_time, "µs")
     return replace(row, problem=problem_fields(problem), direction="host")
 
 
-def row_of_page_sizes(problem: Problem) -> Measurement:
-    """Return the row that compares a dense cache with the same cache in shuffled pages of several sizes."""
+def compare_page_sizes(problem: Problem) -> Measurement:
+    """Compare a dense cache with the same cache in shuffled pages of several sizes, and return the row."""
     from fa2_lab.api.attention import attention
     from fa2_lab.api.paged import attention_paged
 
@@ -120,7 +120,7 @@ def row_of_page_sizes(problem: Problem) -> Measurement:
         )
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
-    return row(problem, "paged", calls | {f"page {page}": partial(prepared, page) for page in PAGES})
+    return time_decode(problem, "paged", calls | {f"page {page}": partial(prepared, page) for page in PAGES})
 
 
 def shuffled_pages(k, v, page: int) -> tuple:
@@ -134,8 +134,8 @@ def shuffled_pages(k, v, page: int) -> tuple:
     return *pages_of_kv, table.int()
 
 
-def row_of_uneven_lengths(problem: Problem) -> Measurement:
-    """Return the row that compares sequences of lengths 1 to N_k with sequences that all have the mean length.
+def compare_lengths(problem: Problem) -> Measurement:
+    """Compare sequences of lengths 1 to N_k with sequences that all have the mean length, and return the row.
 
     Both batches have nearly the same total number of keys.
     """
@@ -145,11 +145,11 @@ def row_of_uneven_lengths(problem: Problem) -> Measurement:
     lengths = torch.linspace(1, problem.N_k, problem.batch, device=q.device).int()
     even = torch.full_like(lengths, int(lengths.float().mean()))
     calls = {name: partial(attention, q, k, v, key_lengths=n) for name, n in (("even", even), ("uneven", lengths))}
-    return row(problem, "lengths", {name: lambda call=call: call for name, call in calls.items()})
+    return time_decode(problem, "lengths", {name: lambda call=call: call for name, call in calls.items()})
 
 
-def row_of_splits(problem: Problem) -> Measurement:
-    """Return the row that compares the package's choice of the number of splits with fixed numbers of splits.
+def compare_splits(problem: Problem) -> Measurement:
+    """Compare the package's choice of the number of splits with fixed numbers of splits, and return the row.
 
     If the number of splits is fixed, a sequence's result does not depend on the batch.
     """
@@ -163,10 +163,10 @@ def row_of_splits(problem: Problem) -> Measurement:
         return wrong_result_reason([relative_distance(call(), want)]) or call
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
-    return row(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED})
+    return time_decode(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED})
 
 
-def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
+def time_decode(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
     """Time the calls whose results are right, and return their row in microseconds."""
     timing = partial(measure, repeats=MORE, flushing=l2_reading_call)
     return compare(problem_fields(problem), what, prepares, timing=timing, unit="µs")

@@ -61,14 +61,17 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
-        "rungs": [partial(row, p, "forward", names_to_time(p), beside=beside) for p in grid()],
-        "experiments": [partial(row, problem, "experiments", names) for problem, names in experiments_of.items()],
-        "lengths": [partial(row, Problem.square(N, 128, causal=False), OVER_N, ALONE) for N in LENGTHS],
-        "sustained": [
-            partial(row, p, "forward", names_to_time(p), beside=beside, timing=measure_sustained) for p in down_here
+        "rungs": [partial(time_kernels, p, "forward", names_to_time(p), beside=beside) for p in grid()],
+        "experiments": [
+            partial(time_kernels, problem, "experiments", names) for problem, names in experiments_of.items()
         ],
-        "backward": [partial(backward_row, problem, "backward") for problem in down_here],
-        "counters": [partial(counters_row, problem, name) for problem, names in COUNTED.items() for name in names],
+        "lengths": [partial(time_kernels, Problem.square(N, 128, causal=False), OVER_N, ALONE) for N in LENGTHS],
+        "sustained": [
+            partial(time_kernels, p, "forward", names_to_time(p), beside=beside, timing=measure_sustained)
+            for p in down_here
+        ],
+        "backward": [partial(time_backward, problem, "backward") for problem in down_here],
+        "counters": [partial(measure_counters, problem, name) for problem, names in COUNTED.items() for name in names],
     }
     run_in_processes(call_once, [call for name in part for call in compiling.get(name, ())])
     record = Record("ladder", environment(), PROTOCOL, measure_ceilings(), sustained_protocol=SUSTAINED)
@@ -94,17 +97,17 @@ def forward_call(problem: Problem, name: str | Path, tensors: Sequence[torch.Ten
     return lambda: dense.O_of(forward(*tensors, problem.causal))
 
 
-def row(
+def time_kernels(
     problem: Problem, direction: str, names: Sequence[str], beside: Path | None = None, timing: Callable = measure
 ) -> Measurement:
     """Time rungs, experiments and implementations on one problem, alternating or each for a second."""
     tensors = problem.tensors()
     every = {name: name for name in names} | ({beside.stem: beside} if beside else {})
     makers = {name: partial(forward_call, problem, who, tensors) for name, who in every.items()}
-    return time_forward(problem, direction, makers, lambda O: relative_error_of_O(O, *tensors, problem.causal), timing)
+    return time_checked(problem, direction, makers, lambda O: relative_error_of_O(O, *tensors, problem.causal), timing)
 
 
-def backward_row(problem: Problem, direction: str) -> Measurement:
+def time_backward(problem: Problem, direction: str) -> Measurement:
     """Time the rungs of the backward pass, attention() and its portable kernels."""
     q, k, v, dO = problem.tensors(grad=True)
     truth = sampled_gradients(q, k, v, dO, problem.causal)
@@ -118,10 +121,10 @@ def backward_row(problem: Problem, direction: str) -> Measurement:
 
     makers = {rung: lambda rung=rung: partial(ladder.load(rung).backward, *given) for rung in ladder.BACKWARD}
     makers |= {name: partial(ours, name) for name in ("fa2_lab portable", "fa2_lab")}
-    return time_forward(problem, direction, makers, lambda gradients: relative_error_of_gradients(gradients, truth))
+    return time_checked(problem, direction, makers, lambda gradients: relative_error_of_gradients(gradients, truth))
 
 
-def time_forward(
+def time_checked(
     problem: Problem,
     direction: str,
     makers: Mapping[str, Callable[[], Callable]],
@@ -139,8 +142,8 @@ def time_forward(
     return compare(problem.as_dict(), direction, prepared, flops, timing)
 
 
-def counters_row(problem: Problem, rung: str) -> Measurement:
-    """Return the hardware counters for one call of a rung or another implementation."""
+def measure_counters(problem: Problem, rung: str) -> Measurement:
+    """Measure the hardware counters of one call of a rung or another implementation, and return the row."""
     counts, reason = counters_of(problem)
     values = {metric: [number] for metric, number in counts.get(rung, {}).items()}
     failed = {"ncu": reason} if reason else {}

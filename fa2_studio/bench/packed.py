@@ -40,7 +40,7 @@ def grid(lengths: Sequence[int]) -> list[Problem]:
 def run() -> Plan:
     """Plan a row for each batch of sequences, problem and direction."""
     jobs = [
-        partial(row, problem, direction, lengths)
+        partial(time_packed, problem, direction, lengths)
         for lengths in (LENGTHS, ONE_LONG, DOCUMENTS)
         for problem in grid(lengths)
         for direction in DIRECTIONS
@@ -54,10 +54,10 @@ def packed_flops(problem: Problem, lengths: Sequence[int], direction: str) -> fl
     return sum(one.flops(direction) for one in each)
 
 
-def row(
+def time_packed(
     problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure
 ) -> Measurement:
-    """Return the row of all implementations whose answer for the last sequence is right."""
+    """Time all implementations whose answer for the last sequence is right, and return their row."""
     one_after_the_other = replace(problem, batch=1, N_q=sum(lengths), N_k=sum(lengths))
     given = [x.detach()[0].transpose(0, 1).contiguous() for x in one_after_the_other.tensors(grad=True)]
 

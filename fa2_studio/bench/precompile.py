@@ -32,7 +32,7 @@ def run_in_processes(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
     if not jobs or process_pool() is None:
         return
     try:
-        done = process_pool().map(partial(result_or_reason, call), *zip(*jobs, strict=True))
+        done = process_pool().map(partial(call_ignoring_failures, call), *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
     except BrokenProcessPool:  # if a process dies, its kernels are compiled when they are measured
         return
@@ -53,7 +53,7 @@ def process_pool() -> ProcessPoolExecutor | None:
     return ProcessPoolExecutor(workers, get_context("spawn"), *ignore) if workers > 1 else None
 
 
-def result_or_reason(call: Callable[..., None], *job) -> None:
+def call_ignoring_failures(call: Callable[..., None], *job) -> None:
     """Make a call and wait for the GPU. Failures are ignored, because the measuring run will report them."""
     try:
         call(*job)

@@ -76,12 +76,12 @@ def measure_problem(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> l
             for name, value in measure_layout(problem, group, "zigzag").items():
                 by_name[name][gpus_text(n)] = value
         dist.barrier()
-    rows = [row(problem, name, values) for name, values in by_name.items() if values]
+    rows = [row_of_values(problem, name, values) for name, values in by_name.items() if values]
     last = max(groups)
     if last > 1 and problem.N_q == max(LENGTHS):
         times = measure_layout(problem, groups[last], "contiguous") if dist.get_rank() < last else {}
         times_by_gpus = {name: {gpus_text(last): value} for name, value in times.items() if name in DIRECTIONS}
-        rows += [row(problem, name, values, layout="contiguous") for name, values in times_by_gpus.items()]
+        rows += [row_of_values(problem, name, values, layout="contiguous") for name, values in times_by_gpus.items()]
     return rows
 
 
@@ -89,7 +89,7 @@ def gpus_text(n: int) -> str:
     return f"{n} GPU" if n == 1 else f"{n} GPUs"
 
 
-def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
+def row_of_values(problem: Problem, name: str, values: dict, **more) -> Measurement:
     """Return one row. Its FLOPs are set only if its name is a direction."""
     properties = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
     unit = "MiB" if name == "peak memory" else "ms"

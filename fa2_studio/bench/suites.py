@@ -94,13 +94,13 @@ def plan_grid(suite: str, sustained: bool = False) -> Plan:
     repeated = protocol.measure_repeated, protocol.REPEATED
     without_pause, protocol_text = repeated if suite == "sweep" else (protocol.measure_sustained, protocol.SUSTAINED)
     timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
-    jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
+    jobs = [partial(time_dense, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
         return Plan(Record(suite, environment(), protocol="", sustained_protocol=protocol_text), sustained=jobs)
     return Plan(Record(suite, environment(), protocol.describe_rested_timing(repeats), measure_ceilings()), jobs)
 
 
-def row(
+def time_dense(
     problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
 ) -> Measurement:
     """Measure the named implementations on the same tensors, and return their row."""
@@ -128,7 +128,7 @@ def smoke() -> Plan:
     """Plan the implementations that need no GPU on small problems, to show that the bench works."""
     protocol_text = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = implementations.names("smoke")
-    jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
+    jobs = [partial(time_dense, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
     return Plan(Record("smoke", environment(), protocol_text), jobs)
 
 
@@ -143,19 +143,21 @@ MEMORY_PROTOCOL = (
 def small() -> Plan:
     """Plan host-time measurements of one warm call, either a forward pass or a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
-    jobs = [partial(row, *place, implementations.names("grid"), protocol.measure_host_time, "µs") for place in places]
+    jobs = [
+        partial(time_dense, *place, implementations.names("grid"), protocol.measure_host_time, "µs") for place in places
+    ]
     precompile_all(SMALL)
     return Plan(Record("small", environment(), protocol.HOST_PROTOCOL), jobs)
 
 
 def memory() -> Plan:
     """Plan peak-memory measurements of one call for each problem and direction."""
-    jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
+    jobs = [partial(measure_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
     precompile_all(MEMORY)
     return Plan(Record("memory", environment(), MEMORY_PROTOCOL), jobs)
 
 
-def peak_memory(
+def measure_memory(
     problem: Problem, direction: str, names: Sequence[str] = implementations.names("grid", "memory")
 ) -> Measurement:
     """Measure the peak memory of one call, excluding its inputs, and return the row.

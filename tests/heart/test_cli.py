@@ -260,13 +260,13 @@ import os, signal, sys
 from fa2_lab.tools import command
 from fa2_studio.bench import suites
 
-def row(*arguments, check=suites.row, seen=[]):
+def row(*arguments, check=suites.time_dense, seen=[]):
     seen.append(arguments)
     if len(seen) == 3:
         os.kill(os.getpid(), signal.SIGINT)
     return check(*arguments)
 
-suites.row = row
+suites.time_dense = row
 sys.exit(command.main(sys.argv[1:]))
 """
 

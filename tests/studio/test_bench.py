@@ -130,7 +130,7 @@ def test_bench_smoke_covers_ragged_gqa_and_causal_problems(monkeypatch):
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "wrong", doubled)
     p = Problem(1, 2, 1, 33, 40, 16, causal=True, dtype="float32")
     for direction in DIRECTIONS:
-        row = suites.row(p, direction, ("torch", "wrong"), suites.FEW_CALLS, "µs")
+        row = suites.time_dense(p, direction, ("torch", "wrong"), suites.FEW_CALLS, "µs")
         assert row.values.keys() == {"torch"} and row.failed == {"wrong": "wrong: error 1.0e+00"}
 
 

@@ -170,5 +170,7 @@ def test_peak_memory_counts_a_second_calls_extra_bytes(monkeypatch):
         raise dense.Missing("not installed")
 
     monkeypatch.setitem(IMPLEMENTATIONS, "gone", Implementation(gone))
-    row = suites.peak_memory(Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone"))
+    row = suites.measure_memory(
+        Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone")
+    )
     assert (row.values, row.unit, row.failed) == ({"torch": [6.0]}, "MiB", {"gone": "not installed"})

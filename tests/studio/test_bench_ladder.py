@@ -35,7 +35,7 @@ def test_wrong_or_failing_rung_is_reported_and_not_timed(monkeypatch):
 
     answers = dict(right=0.0, wrong=1.0, NaN=float("nan"))
     makers = {name: lambda answer=answer: lambda: answer for name, answer in answers.items()} | dict(fails=fails)
-    row = ladder.time_forward(WHERE, "backward", makers, lambda answer: answer, known)
+    row = ladder.time_checked(WHERE, "backward", makers, lambda answer: answer, known)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 

@@ -177,7 +177,7 @@ def test_packed_implementations_are_checked_before_timing(direction, monkeypatch
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=wrong))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=by_window))
     p = Problem(3, 2, 2, 40, 40, 16, causal=True, dtype="float32")
-    row = packed.row(p, direction, lengths, known)
+    row = packed.time_packed(p, direction, lengths, known)
     assert set(row.values) >= {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"}
     assert row.failed["flash_attn"].startswith("wrong: error 1.0e-01")
     assert row.flops == packed.packed_flops(p, lengths, direction)
@@ -203,7 +203,7 @@ def test_masked_implementations_are_checked_before_timing(asked, direction, monk
     monkeypatch.setattr(flex, "compiled_flex", lambda: plain_flex)
     monkeypatch.setattr(flex, "causal_mask", lambda N_q, N_k: N_q)
     monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
-    row = suites.row(p, direction, implementations.names("masks"), known)
+    row = suites.time_dense(p, direction, implementations.names("masks"), known)
     assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"}
     assert row.problem["mask"] in ("window 9", "softcap 2", "sinks", "causal, ALiBi by distance")
     assert row.failed["causal alone"].startswith("wrong: error ")
@@ -239,7 +239,7 @@ def test_decode_bench_reads_the_cache_and_reports_microseconds(timed, monkeypatc
     for name, who in {**IMPLEMENTATIONS}.items():
         monkeypatch.setitem(IMPLEMENTATIONS, name, replace(who, suites="decode" if name == "torch" else ""))
     monkeypatch.setitem(IMPLEMENTATIONS, "wrong", doubled)
-    row = decode.row_of_all_implementations(PREPARED)
+    row = decode.compare_implementations(PREPARED)
     three = [3000.0, 2000.0, 4000.0]
     assert row.values == {"reading alone": three, "torch": three} and row.unit == "µs"
     assert row.failed == {"wrong": "wrong: error 1.0e+00"}
@@ -260,7 +260,7 @@ def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
     monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
     monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
     monkeypatch.setattr(decode, "PAGES", (16, 64))
-    row = decode.row_of_page_sizes(PREPARED)
+    row = decode.compare_page_sizes(PREPARED)
     assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 
 
