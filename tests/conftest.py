@@ -32,7 +32,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX take
 HERE = Path(__file__).parent
 
 LONGEST = (  # files that take at least 13 seconds of one core, in this order; others follow by their number of tests
-    *("test_compile.py", "test_hopper_backward.py", "test_hopper.py", "test_examine.py", "test_course_sandbox.py"),
+    *("test_compile.py", "test_hopper_backward.py", "test_hopper.py", "test_examine.py", "test_examine_calls.py"),
+    *("test_examine_descriptions.py", "test_examine_checks.py", "test_course_sandbox.py"),
     *("test_calls.py", "test_ladder.py", "test_course.py", "test_site.py", "test_xray.py", "11_workshop.ipynb"),
     *("12b_hopper_kernel.ipynb", "09_triton_backward.ipynb", "08_triton_forward.ipynb", "test_decode_splits.py"),
     *("test_course_grading.py", "10_ladder.ipynb", "test_attention.py", "test_plots.py", "test_judges.py"),

@@ -1,4 +1,19 @@
-"""Test an attention function for known mistakes: `examine(function)` names what is wrong with it."""
+"""Test an attention function for known mistakes: `examine(function)` names what is wrong with it.
+
+An examination has six steps:
+
+1. arguments.py reads the function's signature, and detect.py finds out how to call the function. It chooses a library,
+   a dtype and a layout (layouts.py), and the forms in which the function expects its arguments.
+2. subject.py calls the function on the cases of cases.py, with the guards of guards.py around its memory and its time.
+3. match.py compares the answers with those of attention.py, which computes correct attention, or attention with any of
+   the mistakes in catalogue.md. A mistake is found if it gives the function's numbers in every case of a group.
+4. If no known mistake gives these numbers, weights.py reads the weight of each key out of O, and gradients.py reads P
+   and dS out of the gradients. Both describe the error in a sentence, with the formulas of formulas.py.
+5. checks.py calls the function again, to test what numbers alone cannot show: reads and writes past the end of memory,
+   strides, repeated calls, rows that see no key, dropout, and sums in 16 bits.
+6. program.py searches for the smallest input that shows a mistake, and writes a program with it, which the command
+   `fa2-lab examine` prints.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +25,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa2_lab.examine.backward import read_backward, read_L
+from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.cases import BITS, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
+from fa2_lab.examine.checks import checks, coarse_sums, guarded, repeated
 from fa2_lab.examine.detect import detect_call
+from fa2_lab.examine.gradients import read_backward, read_L
+from fa2_lab.examine.layouts import LAYOUTS, OF_OUTPUT
 from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain, without_silent
-from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
-from fa2_lab.examine.readout import describe_overhang, read_out, telling
-from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, NotExamined, Subject
+from fa2_lab.examine.subject import LIBRARIES, Subject
+from fa2_lab.examine.weights import describe_overhang, read_out, telling
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
 UNASKED = "some problems"
@@ -60,9 +77,9 @@ def examine(
     The function is called in this process, and so it may use a GPU that is already in use. If it ends the process, the
     examination ends as well. The command `fa2-lab examine` calls it in a child process, and reports the last problem.
 
-    layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), thd for
-             packed sequences, or bhd for one query with a cache (batch, N, heads, d) of keys and of values. If you do
-             not pass a layout, it is detected.
+    layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, nbhd, hnd, bnd, nd, flat (batch, N, heads · d),
+             thd for packed sequences, or bhd for one query with a cache (batch, N, heads, d) of keys and of values. If
+             you do not pass a layout, it is detected.
     library  The array library of the function: numpy, torch or jax. If you do not pass a library, it is detected.
     dtype    The dtype of the inputs, for example float16. By default, it is the first dtype that the function accepts.
     device   The device of the inputs, for example cuda. By default, it is the CPU, or a GPU if the function rejects
@@ -85,41 +102,61 @@ def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: 
     begun = time.monotonic()
     detect_call(subject, layout, library, dtype)
     answers, found, refused = call_on_all(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
-    plain = [x for x in answers if x.case.group == "plain"]
-    if not plain:
+    if not any(x.case.group == "plain" for x in answers):
         raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
     if subject.no_gradients and not any("dQ" in x.outputs for x in answers):
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
-    named = explain(answers, subject.tiles())
-    is_kept = any(x.name == "options-kept" for x in named)
-    if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # if so, the outputs are unreliable
-        named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
-    else:
-        named = [y for x in named for y in read_out_unknown(subject, x, named, answers)]
-        strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
-        named = [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
-    variant = conventions(
-        next((x.variant for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant())
-    )
-    if not unsteady and all(x.fits(variant, ("O",)) for x in plain):
-        subject.eps = plain[0].eps
-        found += checks(subject, answers, variant)
-    found += unsteady + [Finding(name, "in one of the calls") for name in sorted(subject.happened)]
-    if any(x.where.startswith(GRADIENTS) for x in named):
-        found = [x for x in found if x.name != "gradient-empty"]
-    if not any(x.is_wrong for x in named + found):
-        is_cross = any(x.case.group == "cross" and x.fits(variant, ("O",)) for x in answers)
-        found += coarse_sums(subject, variant, is_cross)
-    ends = [x for x in answers if x.case.group == "lengths, causal" and x.fits(variant, ("O",))]
-    if ends and all(Variant(("corner-" + x,)) != variant for x in ("of-length", "top-left")):
-        found.append(Finding("corner-of-buffer", "", case=ends[0].case))
+    is_reliable = not (unsteady or found or "writes-past-end" in subject.happened)
+    named = find_mistakes(subject, answers, is_reliable=is_reliable)
+    found += check_further(subject, answers, named + found, unsteady)
     first = {(x.name, x.read_out): x for x in reversed(named + found)}  # the first finding of each name
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
-    how += "; True in its padding mask marks a key that takes part" * subject.padding_keeps
+    how += f"; O {OF_OUTPUT[subject.layout_of_O]}" if subject.layout_of_O != subject.layout else ""
+    how += "; True in its padding mask marks a key that takes part" * subject.arguments.padding_keeps
+    how += "; its window of one number has no right side" * subject.arguments.window_is_left
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
+
+
+def find_mistakes(subject: Subject, answers: list[Answer], *, is_reliable: bool) -> list[Finding]:
+    """Return the known mistakes and conventions that explain the answers, and descriptions of what they do not explain.
+
+    If the answers are not reliable, for example because the same call gives different numbers, only known mistakes are
+    returned.
+    """
+    named = explain(answers, subject.tiles())
+    if not is_reliable or any(x.name == "options-kept" for x in named):
+        return [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
+    named = [y for x in named for y in read_out_unknown(subject, x, named, answers)]
+    strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
+    return [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
+
+
+def check_further(
+    subject: Subject, answers: list[Answer], earlier: list[Finding], unsteady: list[Finding]
+) -> list[Finding]:
+    """Return `unsteady` and the findings of all checks that call the function again, and of what happened in the calls.
+
+    `earlier` are the findings so far, and `unsteady` are those of repeated calls. If O is wrong or differs between
+    calls, most of the checks are left out, because they compare O.
+    """
+    last = next((x.variant for x in reversed(earlier) if x.mistake.part in ("conventions", "O")), Variant())
+    variant, found = conventions(last), list[Finding]()
+    if not unsteady and all(x.fits(variant, ("O",)) for x in answers if x.case.group == "plain"):
+        subject.eps = answers[0].eps
+        found += checks(subject, answers, variant)
+    found += unsteady + [Finding(name, "in one of the calls") for name in sorted(subject.happened)]
+    if any(x.where.startswith(GRADIENTS) for x in earlier):
+        found = [x for x in found if x.name != "gradient-empty"]
+    if not any(x.is_wrong for x in earlier + found):
+        is_cross = any(x.case.group == "cross" and x.fits(variant, ("O",)) for x in answers)
+        found += coarse_sums(subject, variant, is_cross)
+    ends = [x for x in answers if x.case.group == "lengths, causal" and x.fits(variant, ("O",))]
+    if ends and not {"corner-of-length", "corner-top-left"} & {*variant.names}:
+        found.append(Finding("corner-of-buffer", "", case=ends[0].case))
+    return found
 
 
 def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:

@@ -189,6 +189,7 @@ def merged(S: np.ndarray, v: np.ndarray, parts: int, tile: int, how: str) -> np.
     A piece consists of whole tiles of `tile` keys. If there is only one tile, the pieces are as equal as possible.
     `how` names the mistake. With "mean", "maximum", "sum" and "last", the merge uses wrong weights. With "undivided",
     the correct weights are not divided by their sum. With "unscaled", they are divided by a sum of l without rescaling.
+    With "late", each piece is merged into the pieces before it, which are not rescaled.
     """
     N_k = S.shape[3]
     length = -(-N_k // (parts * tile)) * tile
@@ -201,7 +202,8 @@ def merged(S: np.ndarray, v: np.ndarray, parts: int, tile: int, how: str) -> np.
     of_maximum, L = np.exp(m - finite(m.max(axis=0))), m + np.log(nonzero(l))
     w = dict(mean=np.ones_like(m), maximum=of_maximum, sum=l, last=last * np.ones_like(m))
     w |= dict(undivided=np.exp(L - finite(L.max(axis=0))), unscaled=of_maximum * l)
-    total = dict(undivided=1.0, unscaled=nonzero(l.sum(axis=0))).get(how, nonzero(w[how].sum(axis=0)))
+    w["late"] = np.exp(L - finite(np.logaddexp.accumulate(L, axis=0)))
+    total = dict(undivided=1.0, late=1.0, unscaled=nonzero(l.sum(axis=0))).get(how, nonzero(w[how].sum(axis=0)))
     return np.einsum("pbhr,pbhrd->bhrd", w[how] / total, [weights(S[..., x]) @ v[:, :, x] for x in cuts])
 
 

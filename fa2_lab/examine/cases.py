@@ -129,7 +129,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
             if not (quick and asked[0] * asked[1] > LONG):
                 cases.append(case(group, N_q, N_k, **values))
 
-    add("plain", (16, 16), PAST_64, (200, 200), PAST_256)
+    add("plain", (16, 16), (64, 64), PAST_64, (200, 200), PAST_256)
     add("plain", (7, 7), (128, 128), batch=2)
     add("plain", (40, 40), batch=3)
     add("cross", (7, 13), batch=2)
@@ -166,6 +166,11 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
     add("empty-lengths", (6, 16), batch=3, key_lengths=lambda *of: lengths(*of) * (np.arange(3) != 1))
     add("lengths, causal", (6, 16), batch=3, causal=True, key_lengths=lambda *of: lengths(*of) - np.array([0, 0, 2]))
     add("lengths, causal", ACROSS, batch=2, causal=True, key_lengths=lambda *of: lengths(*of) - 3)
+    for window in (lambda n: (n // 5, OPEN), lambda n: (OPEN, n // 10), lambda n: (n // 5 + 1, n // 5 + 1)):
+        of = dict(window=lambda *of, of_keys=window: of_keys(of[3]))
+        add("lengths, window", (6, 16), batch=3, key_lengths=lambda *of: lengths(*of) - np.array([0, 0, 2]), **of)
+        add("lengths, window", ACROSS, batch=2, key_lengths=lambda *of: lengths(*of) - 3, **of)
+    add("lengths, softcap", (6, 16), batch=3, key_lengths=lengths, softcap=1.5, size=2.0)
     add("alibi", SHORT, UNEQUAL, PAST_64, slopes=slopes)
     add("alibi", SHORT, ACROSS, slopes=slopes, causal=True)
     add("alibi", SHORT, heads=6, kv_heads=3, slopes=slopes)
@@ -176,6 +181,9 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
         add("packed", (N_q, N_k), **ends)
         add("packed, causal", (N_q, N_k), causal=True, **ends)
         add("packed, causal", (N_q, N_k), causal=True, heads=4, kv_heads=2, **ends)
+        add("packed, window", (N_q, N_k), window=(N_k // 10, OPEN), **ends)
+        add("packed, window", (N_q, N_k), window=(N_k // 10, N_k // 10), causal=True, **ends)
+    add("packed, softcap", (23, 23), softcap=1.5, size=2.0, cu_seqlens=np.array([0, 5, 12, 23]))
     add("packed", (23, 23), causal=True, cu_seqlens=np.array([0, 5, 5, 12, 23]))
     some = dict(cu_seqlens=np.array([0, 5, 12, 23]), cu_seqlens_k=np.array([0, 14, 14, 31]))
     add("empty-packed", (23, 31), **some)

@@ -15,7 +15,7 @@ class Mistake(NamedTuple):
     """
 
     name: str
-    depends_on: str  # contains "B" if the tile size matters, and "bits" if the precision does
+    depends_on: str  # contains "B" or "sides" if the tile size matters, and "bits" if the precision does
     description: str
     reference: str
     part: str

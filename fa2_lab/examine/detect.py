@@ -1,4 +1,4 @@
-"""Find out how to call a function: on which device, with which library, dtype, sizes, layout and kind of window."""
+"""Find out how to call a function: the device, library, dtype, sizes and layout, and the forms of its arguments."""
 
 from __future__ import annotations
 
@@ -7,26 +7,43 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
-from fa2_lab.examine.cases import case
+from fa2_lab.examine.arguments import LENGTHS, NotExamined
+from fa2_lab.examine.cases import AttentionCase, case
 from fa2_lab.examine.catalogue import CATALOGUE
+from fa2_lab.examine.layouts import LAYOUTS, WHOLE
 from fa2_lab.examine.match import GRADIENTS, RIGHT, Variant, candidates
-from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, WHOLE, NotExamined, Subject, dtypes
+from fa2_lab.examine.subject import LIBRARIES, Subject, dtypes
 
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # (divisor of all lengths, head dimension)
+RIGHT_OUTPUT = 4  # the best grade of agreement()
+
+
+class Call(NamedTuple):
+    """A way to call a function, and the grade that agreement() gives to the output."""
+
+    grade: int
+    library: str
+    dtype: str
+    layout: str
+    layout_of_O: str
+    lengths_are_int: bool
+
+    @property
+    def is_right(self) -> bool:
+        return self.grade == RIGHT_OUTPUT
 
 
 def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: str = "") -> None:
-    """Choose the device, library, dtype, sizes and layout to call the function with.
+    """Choose the device, library, dtype, sizes and layout to call the function with, and the forms of its arguments.
 
     Prefer a combination that gives correct results. If there is none, choose one that at least runs. A layout, library
     or dtype that is passed as an argument is not changed. Raise NotExamined if no combination runs.
     """
-    layouts = ["flat"] if subject.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
-    layouts += ["bhd"] * subject.takes("key_lengths")
-    layouts = [layout] if layout else ["thd"] if subject.takes("cu_seqlens") else layouts
+    layouts = [layout] if layout else possible_layouts(subject)
     named = [library] if library else ["torch"] if subject.device else libraries(subject)
     kinds = [(x, y) for x in named for y in dtypes(x) if dtype in ("", y)]
     failure = ""
@@ -34,26 +51,43 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
     for subject.device, (subject.multiple, subject.d) in product(devices, SIZES):
         if subject.device != devices[0] and not ("torch" in LIBRARIES and import_module("torch").cuda.is_available()):
             break
-        tried: list[tuple] = []
+        calls: list[Call] = []
         for subject.library, subject.dtype in kinds:
-            if any((x[0] == 4 and x[-1] in WHOLE) or x[1] == subject.library for x in tried):
+            if any((x.is_right and x.layout in WHOLE) or x.library == subject.library for x in calls):
                 continue  # the first dtype that works is enough for each library
-            for subject.layout in layouts:
+            for subject.layout, are_int in product(layouts, (False, True)):
+                if are_int and not (subject.takes("key_lengths") or subject.takes("start")):
+                    continue
+                subject.arguments.lengths_are_int = are_int
                 try:
-                    tried.append((agreement(subject), subject.library, subject.dtype, subject.layout))
+                    grade = agreement(subject)
                 except NotExamined as refusal:
                     failure = failure or f"as {subject.library} {subject.dtype} {LAYOUTS[subject.layout]}, {refusal}"
                     continue
-                if tried[-1][0] == 4 and subject.layout in WHOLE:
+                how = subject.library, subject.dtype, subject.layout, subject.layout_of_O, are_int
+                calls.append(Call(grade, *how))
+                if calls[-1].is_right and subject.layout in WHOLE:
                     break
-        if tried:  # layouts with four dimensions take precedence
-            whole = [x for x in tried if x[-1] in WHOLE] or tried
-            best, subject.library, subject.dtype, subject.layout = max(whole, key=lambda x: x[0])
-            subject.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
-            detect_scale(subject, is_right=best == 4)
-            detect_padding(subject)
+        if calls:  # layouts with four dimensions take precedence
+            whole = [x for x in calls if x.layout in WHOLE] or calls
+            best = max(whole, key=lambda x: x.grade)
+            _, subject.library, subject.dtype, subject.layout, subject.layout_of_O, are_int = best
+            subject.arguments.lengths_are_int = are_int
+            others = (x.layout for x in calls if x not in whole and x.is_right)
+            subject.also = "" if best.is_right else next(others, "")
+            detect_scale(subject, is_right=best.is_right)
+            detect_lengths(subject)
+            detect_masks(subject)
             return detect_window(subject)
     raise NotExamined(failure or f"{dtype} is no dtype that it can be called with")
+
+
+def possible_layouts(subject: Subject) -> list[str]:
+    """Return the layouts to try for a function, beginning with those that its arguments suggest."""
+    if subject.takes("cu_seqlens"):
+        return ["thd"]
+    layouts = ["bhnd", "bnhd", "nbhd", "bhd", *(["bnd"] if any(map(subject.takes, LENGTHS)) else []), "hnd", "nd"]
+    return ["flat", *layouts] if subject.takes("heads") else layouts
 
 
 def detect_scale(subject: Subject, is_right: bool) -> None:
@@ -61,42 +95,81 @@ def detect_scale(subject: Subject, is_right: bool) -> None:
 
     It is not the scale if the output is correct although the argument's default is not 1/√d.
     """
-    for name in [name for name in subject.roles if name.lower() == "tau"]:  # tau may also be a threshold
-        if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
-            del subject.roles[name]
-            subject.unused.append(name)
+    roles, defaults = subject.arguments.roles, subject.arguments.defaults
+    for name in [name for name in roles if name.lower() == "tau"]:  # tau may also be a threshold
+        if is_right and type(defaults[name]) in (int, float) and defaults[name] != subject.d**-0.5:
+            del roles[name]
+            subject.arguments.unused.append(name)
 
 
-def detect_padding(subject: Subject) -> None:
-    """Find out whether True in a padding mask marks a padded key or a key that takes part.
-
-    If the function rejects a mask (batch, heads, N_q, N_k), the mask is a padding mask, provided that the output is
-    then correct.
-    """
-    n = 16 * subject.multiple
-    masks = [name for name, role in subject.roles.items() if role == "mask" and not subject.takes("padding")]
+def runs(subject: Subject, problem: AttentionCase) -> bool:
+    """Return whether the function can be called on a case, with whatever result."""
     with suppress(NotExamined):
-        subject.ask(case("mask", n, d=subject.d, batch=2, mask=np.ones((2, 2, n, n), dtype=bool)))
-        masks = []
-    subject.roles |= dict.fromkeys(masks, "padding")
+        subject.ask(subject.fitted(problem), gradients=False)
+        return True
+    return False
+
+
+def detect_lengths(subject: Subject) -> None:
+    """Find out whether the function expects an array of lengths, or one length for all batch entries."""
+    some = case("lengths", 4 * subject.multiple, 32 * subject.multiple, subject.d, batch=2)
+    some = replace(some, options=dict(key_lengths=np.array([16, 32]) * subject.multiple))
+    if (subject.takes("key_lengths") or subject.takes("start")) and not runs(subject, some):
+        subject.arguments.lengths_are_int = True
+        subject.arguments.lengths_are_int = runs(subject, some)
+
+
+def detect_masks(subject: Subject) -> None:
+    """Find out whether a mask is (batch, heads, N_q, N_k) or (batch, N_k), and what the values of the latter mean.
+
+    A mask that the function rejects with four axes, but accepts with two, is a padding mask. True may then mark a
+    padded key or a key that takes part. The meaning that gives the correct output is chosen.
+    """
+    n, arguments = 16 * subject.multiple, subject.arguments
+    masks = [] if subject.takes("padding") else arguments.named("mask")
+    whole = case("mask", n, d=subject.d, batch=2, mask=np.ones((2, 2, n, n), dtype=bool))
     problem = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
+    for is_float in (False, True) if masks else ():
+        arguments.mask_is_float = is_float
+        if runs(subject, whole):
+            return
+    arguments.roles |= dict.fromkeys(masks, "padding")
+    if arguments.takes("padding"):
+        arguments.mask_is_float = False
+        arguments.mask_is_float = not runs(subject, problem)
+        if not runs(subject, problem):
+            arguments.roles |= dict.fromkeys(masks, "mask")
+            arguments.mask_is_float = False
+            return
     states = [RIGHT, *(Variant((name,)) for name, x in CATALOGUE.items() if name.startswith("lengths-") and x.edits)]
-    for variant, keeps in product(states if subject.takes("padding") else (), (False, True)):
-        subject.padding_keeps = keeps
+    for variant, keeps in product(states if arguments.takes("padding") else (), (False, True)):
+        arguments.padding_keeps = keeps
         with suppress(NotExamined):
             if subject.ask(problem).fits(variant, ("O",)):
                 return
-    subject.roles |= dict.fromkeys(masks, "mask")
-    subject.padding_keeps = False
+    arguments.padding_keeps = bool(masks)
 
 
 def detect_window(subject: Subject) -> None:
-    """Find out whether the function expects a window as one number or as two numbers."""
-    if not any(role == "window" and isinstance(subject.defaults[name], tuple) for name, role in subject.roles.items()):
-        for subject.window_is_int in (False, True):
-            with suppress(NotExamined):  # use lengths that no other case has, because a function may cache masks
-                subject.ask(case("window", (5 + subject.window_is_int) * subject.multiple, d=subject.d, window=(4, 4)))
-                return
+    """Find out whether the function expects a window as one number or as two, and whether one number means both sides.
+
+    Each call has lengths that no other case has, because a function may cache masks.
+    """
+    arguments = subject.arguments
+    windows = arguments.named("window")
+    if windows and not any(isinstance(arguments.defaults[name], tuple) for name in windows):
+        for is_int in (False, True)[arguments.window_is_always :]:
+            arguments.window_is_int = is_int
+            n = 5 + arguments.window_is_int
+            if runs(subject, case("window", n * subject.multiple, d=subject.d, window=(4, 4))):
+                break
+    if arguments.window_is_int:
+        problem = case("window", 11 * subject.multiple, d=subject.d, window=(4, 4))
+        with suppress(NotExamined):
+            answer = subject.ask(subject.fitted(problem), gradients=False)
+            of_left = [Variant((*x, "window-right-ignored")) for x in ((), ("window-counts-itself",))]
+            is_left = any(answer.fits(variant, ("O",)) for variant in of_left)
+            arguments.window_is_left = is_left and not answer.fits(Variant(("always-causal",)), ("O",))
 
 
 def libraries(subject: Subject) -> list[str]:
@@ -112,11 +185,13 @@ def agreement(subject: Subject) -> int:
     4 means that the output is right, or right for a causal mask. 3 means that a known mistake explains the output.
     2 means that heads are independent. 1 means only that the function runs.
     """
+    subject.layout_of_O = ""
     n = 9 if subject.multiple == 1 else subject.multiple
-    problem = subject.fitted(case("probe", n, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
+    N_k = 2 * n + subject.multiple if subject.takes("start") else n  # so that keys come before those of the queries
+    problem = subject.fitted(case("probe", n, N_k, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
     first, part = subject.ask(problem), "gradients" if subject.takes("dO") else "O"
     if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
-        return 4
+        return RIGHT_OUTPUT
     if any(first.fits(s, ("O", *GRADIENTS)) for s in candidates(RIGHT, part, (n,))):
         return 3
     other = problem.v.copy()

@@ -36,7 +36,7 @@ class Variant(NamedTuple):
     bits: int = 8
 
 
-RIGHT, UNMASKED = Variant(), Variant(("causal-ignored", "mask-ignored"))
+RIGHT, UNMASKED = Variant(), Variant(("causal-ignored", "mask-ignored", "lengths-ignored"))
 
 
 @dataclass(eq=False)
@@ -128,7 +128,11 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         says, B = self.read_out or self.mistake.description.replace("{bits}", str(self.variant.bits)), self.variant.B
-        tile = f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})" if "B" in self.mistake.depends_on and B else ""
+        tile = (
+            f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})"
+            if {"B", "sides"} & {*self.mistake.depends_on.split()} and B
+            else ""
+        )
         return says.removesuffix(".") + tile + "."
 
 
@@ -271,6 +275,8 @@ def forms(mistake: Mistake, variant: Variant, tiles: Sequence) -> Iterator[Varia
     """Yield the variants that add this mistake to `variant`, one for each tile size and precision that it can have."""
     if "parts" in mistake.depends_on:
         tiles = [x for B in tiles if isinstance(B, int) for x in ((B, 0), (B, 1), (OPEN, B))]
+    elif "sides" in mistake.depends_on and not variant.B:
+        tiles = [B for B in tiles if isinstance(B, tuple)]
     elif variant.B or "B" not in mistake.depends_on:
         tiles = (variant.B,)
     for B in tiles:
@@ -304,14 +310,14 @@ def candidates(variant: Variant, part: str, tiles: Sequence) -> Iterator[Variant
 
 
 def bases(variant: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: Names) -> list[Variant]:
-    """Return the variants that add a convention to `variant` and fit the answers `settled` and the smallest in `mine`.
+    """Return the variants that add a convention to `variant` and fit the answers `settled`.
 
-    `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
-    on the tile size may be visible only in them. A convention that changes none of them is left out.
+    `mine` are the answers of the current group of cases. They need not fit, because the function may make a mistake as
+    well, but a convention that changes none of them is left out.
     """
     some = [s for s in candidates(variant, part, ()) if CATALOGUE[s.names[-1]].part == "conventions"]
     some = [s for s in some if not all(np.array_equal(x.variant(s, "O"), x.variant(variant, "O"), True) for x in mine)]
-    return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
+    return [s for s in some if part == "O" and fits_all(s, settled, outputs)]
 
 
 def fits_all(variant: Variant, answers: list[Answer], outputs: tuple[str, ...]) -> bool:

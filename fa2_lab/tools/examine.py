@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from fa2_lab.examine import UNASKED, Report, diagnose
+from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.cases import AttentionCase
+from fa2_lab.examine.guards import Endless
+from fa2_lab.examine.layouts import LAYOUTS
 from fa2_lab.examine.match import Finding
-from fa2_lab.examine.smallest import program
-from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined, Subject
+from fa2_lab.examine.program import program
+from fa2_lab.examine.subject import Subject
 
 NOTHING = "It makes none of the known mistakes."
 MEANT = " But what is listed after `reads` is a mistake as well if you did not mean it."
@@ -167,7 +170,7 @@ def page(report: Report, function: str, module: str) -> str:
     )
     lacks = [name for name, why in report.refused.items() if not why]
     lines += [f"        not tested, because the function does not take them: {', '.join(lacks)}"] if lacks else []
-    unused = report.subject.unused
+    unused = report.subject.arguments.unused
     lines += (
         [f"        left at their defaults, because their meaning is not known: {', '.join(unused)}"] if unused else []
     )

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import BITS, AttentionCase, case, rounded
+from fa2_lab.examine.guards import FENCE
+from fa2_lab.examine.layouts import axes
 from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, describe_error, explain_part
-from fa2_lab.examine.subject import FENCE, NotExamined, Subject, dtypes
+from fa2_lab.examine.subject import Subject, dtypes
 
 
 def with_equal_heads(x: AttentionCase) -> AttentionCase:
@@ -46,7 +49,7 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
     lacks = [x for x in GRADIENTS if x not in base.outputs]
     if 0 < len(lacks) < 3:
         yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
-    is_one = subject.layout in ("nd", "thd") or subject.takes("pages")  # no batch or head axis comes first
+    is_one = axes(subject.layout)[0] == "n" or subject.takes("pages")  # no batch or head axis comes first
     tests = [*AGAIN]
     for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # if 0, the function reads past its inputs
         if x != "expanded" or not is_one:
@@ -166,6 +169,10 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant) -> Iterator[Finding]:
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
+    A mean of values as O comes from masks with a large finite number instead of −∞. It is a finding if the function
+    calls kernels, because those of FlashAttention return 0. If the function returns L, its L is a finding. Otherwise,
+    the mean is a remark, because array code often returns it.
+
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
     not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.
     """
@@ -184,6 +191,8 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
         }
         names = [name for name, holds in verdicts.items() if holds][:1]
+        if names in (["empty-mean"], ["empty-unmasked"]):
+            names = ["empty-finite"] if subject.calls_kernels() else names + ["L-empty"] * verdicts["L-empty"]
         if "dQ" in found:
             spreads = any(np.isnan(x).any() for x in (found["dQ"][~rows], found["dK"], found["dV"]))
             wrong = not answer.fits(variant, GRADIENTS) or np.abs(found["dQ"][rows]).max() > answer.bound("dQ")

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import OPEN, AttentionCase
 from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_L, OF_ROWS, OF_TILES, ROWS
 from fa2_lab.examine.formulas import CLOSE, formula, number
 from fa2_lab.examine.match import Answer, Finding, Variant, conventions, spans
-from fa2_lab.examine.subject import NotExamined, Subject
+from fa2_lab.examine.subject import Subject
 
 OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before'} its own" for c in range(-4, 5) if c}
 

@@ -14,12 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase, rounded
 from fa2_lab.examine.catalogue import CATALOGUE, OF_DS, OF_SLOPE, ROWS
 from fa2_lab.examine.formulas import centred, describe_rule, formula, number, values
 from fa2_lab.examine.match import GRADIENTS, Answer, Variant, candidates, spans
-from fa2_lab.examine.readout import (
+from fa2_lab.examine.subject import Subject
+from fa2_lab.examine.weights import (
     Reading,
     arrays,
     describe_exchange,
@@ -32,7 +34,6 @@ from fa2_lab.examine.readout import (
     parts_of_L,
     weights,
 )
-from fa2_lab.examine.subject import NotExamined, Subject
 
 SUMMED = {"dV": "dO", "dQ": "k", "dK": "q"}  # the input whose rows each gradient sums
 NOUN = {"q": "Q", "k": "K", "v": "V", "dO": "dO"}

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.cases import SCALE_UP, AttentionCase, case
+from fa2_lab.examine.layouts import MERGED, axes
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions
-from fa2_lab.examine.subject import NotExamined, Subject
+from fa2_lab.examine.subject import Subject
 
-TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "hnd": "[0]", "nd": "[0, 0]", "thd": "[0].swapaxes(0, 1)"}
+TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "nbhd": ".transpose(2, 0, 1, 3)", "thd": "[0].swapaxes(0, 1)"}
+TURNED |= {"hnd": "[0]", "bnd": "[:, 0]", "nd": "[0, 0]", "flat": ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)"}
 PER_HEAD = {"mask", "kept", "sinks", "slopes", "key_lengths"}  # options that have entries per head or batch entry
-TURNED["flat"] = ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)"
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:
@@ -30,7 +32,8 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
         except NotExamined:
             continue
         for name in answer.outputs:
-            if answer.wrong(before, name).any():
+            is_mixed = name in GRADIENTS and not subject.takes("dO") and subject.layout_of_O != subject.layout
+            if answer.wrong(before, name).any() and not is_mixed:
                 return write_program(subject, answer, name, module, before)
     return ""
 
@@ -87,8 +90,11 @@ def write_program(subject: Subject, answer: Answer, name: str, module: str, befo
     lines += [f"dL = {to.format('dL')}"] if "dL" in names else []
     if grad and not given:
         lines += [f"{x}.requires_grad_()" for x in "qkv"]
-    lines += [f"out = {subject.name}({', '.join(arguments_as_source(subject, case))})"]
-    first, of_L = "[0]" if "L" in answer.outputs else "", " + (out[1] * dL).sum()" if "dL" in names else ""
+    lines[1:1] = ["from types import SimpleNamespace as namespace"] if subject.takes("module") else []
+    called = f"{subject.name}({', '.join(arguments_as_source(subject, case))})"
+    lines += [f"out = list({called}.values())" if subject.gives_dict else f"out = {called}"]
+    first = "[0]" if subject.gives_several else ""
+    of_L = " + (out[1] * dL).sum()" if "dL" in names else ""
     lines += [f"((out{first} * dO).sum(){of_L}).backward()"] if grad and not given else []
     what = "out[1]" if name == "L" else f"out{first}"
     if grad:
@@ -96,10 +102,11 @@ def write_program(subject: Subject, answer: Answer, name: str, module: str, befo
     at = np.argwhere(answer.wrong(before, name))[0][:3]
     got, right = (x[tuple(at)] for x in (answer.outputs[name], answer.variant(conventions(before), name)))
     shown = [np.array2string(np.atleast_1d(x)[:3], precision=4, suppress_small=True) for x in (got, right)]
-    order = {"bnhd": (0, 2, 1), "thd": (2, 1)}.get(layout, (0, 1, 2)[4 - len(layout) :])
-    place = f"[{', '.join(str(at[a]) for a in order)}, :3]"
-    if layout == "flat":
-        place = f"[{at[0]}, {at[2]}, {at[1] * case.q.shape[3]} :][:3]"
+    layout = subject.layout_of_O if name == "O" else layout
+    index = [str(at["bhn".index(axis)]) for axis in axes(layout) if axis != "d"]
+    if layout in MERGED:  # the last axis is that of heads and features
+        index[-1] = f"{at[1] * answer.outputs[name].shape[3]}:"
+    place = f"[{', '.join(index)}{'][' if layout in MERGED else ', '}:3]"
     if name == "L":
         place = f"[{', '.join(map(str, at))}]" if layout == "bhnd" else ""
         shown[0] = shown[0] if place else f"at head {at[1]}, row {at[2]}: {shown[0]}"
@@ -112,14 +119,15 @@ def arguments_as_source(subject: Subject, case: AttentionCase) -> list[str]:
     axis = -4 if subject.layout in ("bhnd", "hnd") else -3
     stacked = f"{make.split('.')[0]}.stack([q, k, v], {axis})"
     given = ("q", "k", "v", "dO", *("OL" if subject.takes("dO") else ""))
-    text, in_order = {x: x for x in given} | {"qkv": stacked}, "".join(subject.roles.values()).startswith("qkv")
-    roles = [(name, role) for name, role in subject.roles.items() if role in text]
+    text = {x: x for x in given} | {"qkv": stacked, "kv": stacked.replace("q, ", "")}
+    roles = [(name, role) for name, role in subject.arguments.roles.items() if role in text]
+    in_order = "".join(role for _, role in roles).startswith("qkv")
     words = [text[role] if in_order and role in "qkv" else f"{name}={text[role]}" for name, role in roles]
-    for name, x in subject.options(case).items():
+    for name, x in subject.arguments.values(case, subject.layout).items():
         if isinstance(x, np.ndarray):
             kind = f", dtype={make.split('.')[0]}.int32" if x.dtype.kind == "i" else ""
             shown = np.round(x, 4) if x.dtype.kind == "f" else x
             words.append(f"{name}={make}({shown.tolist()}{kind})")
-        elif subject.roles[name] in case.options or x not in (False, subject.defaults[name]):
+        elif subject.arguments.roles[name] in case.options or x not in (False, subject.arguments.defaults[name]):
             words.append(f"{name}={x}")
     return words + [f"{name}={value!r}" for name, value in subject.given.items()]

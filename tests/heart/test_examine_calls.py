@@ -1,0 +1,191 @@
+"""examine/ calls functions as their signatures expect: layouts, libraries, masks, lengths and outputs."""
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from examined import dot_product, enough_time, grouped, hidden, names, safe, scores  # noqa: F401 — a fixture
+
+from fa2_lab.examine import SECONDS, UNASKED, diagnose, examine
+from fa2_lab.examine.subject import Subject
+
+
+@pytest.mark.gpu
+def test_a_function_that_refuses_the_cpu_is_asked_on_a_gpu():
+    def on_a_gpu(q, k, v):
+        if not q.is_cuda:
+            raise ValueError("q: is not on a GPU")
+        return dot_product(q, k, v)
+
+    report = examine(on_a_gpu, quick=True)
+    assert report.is_right and report.subject.device == "cuda"
+
+
+def test_a_padding_mask_may_mark_padding_or_what_is_none():
+    def masked(q, k, v, key_padding_mask=None):
+        s = scores(q, k)
+        return safe(s if key_padding_mask is None else s.masked_fill(~key_padding_mask[:, None, None], -torch.inf)) @ v
+
+    report = examine(masked, quick=True, library="torch")
+    assert report.is_right and "a key that takes part" in report.how
+    report = examine(lambda q, k, v, key_padding_mask=None: masked(q, k, v, None if key_padding_mask is None else
+        ~key_padding_mask), quick=True, library="torch")  # fmt: skip
+    assert report.is_right and "a key that takes part" not in report.how
+
+
+def test_a_mask_of_keys_is_a_padding_mask():
+    def masked(q, k, v, attention_mask=None):
+        s = scores(q, k)
+        return safe(s if attention_mask is None else s.masked_fill(~attention_mask[:, None, None], -torch.inf)) @ v
+
+    report = examine(masked, quick=True, library="torch")
+    assert report.is_right and "a key that takes part" in report.how and "key_lengths" not in report.refused
+
+
+def test_a_slow_function_is_asked_one_case_of_each_group_first(monkeypatch):
+    def slow(q, k, v, is_causal=False):
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    monkeypatch.setitem(SECONDS, True, 1.0)
+    report = examine(slow, quick=True, library="torch")
+    assert names(report) == ["corner-top-left"] and UNASKED in report.refused
+
+
+def test_one_query_beside_a_cache_is_examined():
+    def decode(q, k_cache, v_cache, cache_seqlens, sinks=None, parts=1):
+        s = torch.einsum("bhd,bnhd->bhn", q, k_cache) * q.shape[-1] ** -0.5
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= cache_seqlens[:, None, None], -torch.inf)
+        if sinks is not None:
+            s = torch.cat([s, (sinks + np.log(parts)).expand(len(s), -1)[..., None]], -1)
+        return torch.einsum("bhn,bnhd->bhd", safe(s)[..., : k_cache.shape[1]], v_cache)
+
+    assert names(examine(decode, quick=True, library="torch")) == ["length-nan"]
+    assert "sinks-per-split" in names(examine(partial(decode, parts=4), quick=True, library="torch"))
+
+
+def test_l_may_come_first_and_a_mask_may_be_boolean_or_additive():
+    def l_first(q, k, v):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        return s.logsumexp(-1), s.softmax(-1) @ v
+
+    def masked(q, k, v, attn_mask):
+        return torch.softmax((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(attn_mask == 0, -1e9), -1) @ v
+
+    def biased(q, k, v, attn_mask):
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5 + attn_mask, -1) @ v
+
+    assert examine(l_first, quick=True).parts[:2] == ["O", "L"]
+    for function, convention in ((masked, "mask-boolean"), (biased, "mask-added")):
+        report = examine(function, quick=True)
+        assert report.is_right and convention in names(report)
+
+
+def test_jax_is_asked_in_its_own_arrays():
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    with jax.default_matmul_precision("highest"):  # on a GPU, JAX multiplies in TF32 otherwise, and is told so
+        report = examine(jax.nn.dot_product_attention, quick=not torch.cuda.is_available())  # JAX compiles for long
+    assert report.is_right and report.how.startswith("jax, float32, (batch, N, heads, d)")
+    assert "corner-top-left" in names(report)
+
+
+def test_arguments_are_found_however_they_are_taken():
+    """By place alone, heads in the last axis beside weights, a required scale, a threshold that is called tau."""
+
+    def by_place(q, k, v, /):
+        return safe(scores(q, k)) @ v
+
+    def of_model(q, k, v, num_heads):
+        q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+        weights = safe(scores(q, k))
+        return (weights @ v).transpose(1, 2).flatten(2), weights
+
+    def scaled(q, k, v, scale):
+        return safe(scores(q, k, scale)) @ v
+
+    def lazy(q, k, v, tau=8.0):
+        return safe(scores(q, k)) @ v
+
+    for function in (by_place, of_model, scaled, lazy):
+        report = examine(function, quick=True, library="torch")
+        assert report.is_right and report.parts[0] == "O", (function, names(report))
+
+
+def of_start(xq, cache_k, cache_v, start_pos: int):
+    end = start_pos + xq.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (xq, cache_k[:, :end], cache_v[:, :end]))
+    return (safe(hidden(scores(q, k))) @ v).transpose(1, 2)
+
+
+def of_one_length(q, k_cache, v_cache, kv_len):
+    return safe(scores(q, k_cache[:, :, :kv_len])) @ v_cache[:, :, :kv_len]
+
+
+def of_a_layer(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0):
+    k, v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    P = safe(scores(query, k, scaling) + (0.0 if attention_mask is None else attention_mask))
+    return (F.dropout(P, dropout, training=module.training) @ v).transpose(1, 2), P
+
+
+def of_n_first(query_layer, key_layer, value_layer):
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (query_layer, key_layer, value_layer))
+    return (safe(scores(q, k)) @ v).permute(2, 0, 1, 3).flatten(2)
+
+
+def of_packed_kv(q, kv, causal=False):
+    q, (k, v) = q.transpose(1, 2), (x.transpose(1, 2) for x in kv.unbind(2))
+    s = hidden(scores(q, k)) if causal else scores(q, k)
+    return {"lse": s.logsumexp(-1), "out": (safe(s) @ v).transpose(1, 2)}
+
+
+def of_batches(queries, keys, values, valid_lens=None):
+    s = torch.bmm(queries, keys.mT) * queries.shape[-1] ** -0.5  # which takes three axes alone
+    if valid_lens is not None:
+        s = s.masked_fill(torch.arange(s.shape[-1]) >= valid_lens[:, None, None], -torch.inf)
+    return safe(s) @ values
+
+
+def of_number_mask(q, k, v, attention_mask=None):
+    s = scores(q, k)
+    return safe(s if attention_mask is None else s + (1.0 - attention_mask[:, None, None]) * -1e30) @ v
+
+
+def of_left_window(q, k, v, sliding_window=None, is_causal=True):
+    s = hidden(scores(q, k)) if is_causal else scores(q, k)
+    behind = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
+    return safe(s if sliding_window is None else s.masked_fill(behind >= sliding_window, -torch.inf)) @ v
+
+
+def of_saved_sums(dout, q, k, v, softmax_lse, delta):
+    P = (scores(q, k) - softmax_lse[..., None]).exp()
+    dS = P * (dout @ v.mT - delta[..., None]) * q.shape[-1] ** -0.5
+    return dS @ k, dS.mT @ q, P.mT @ dout
+
+
+CALLS = {  # a right function, and a group of cases that it must have been asked
+    of_start: "lengths",
+    of_one_length: "lengths",
+    of_a_layer: "grouped",
+    of_n_first: "cross",
+    of_packed_kv: "corner",
+    of_batches: "lengths",
+    of_number_mask: "lengths",
+    of_left_window: "window",
+    of_saved_sums: "cross",
+}
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda x: x.__name__)
+def test_functions_with_other_signatures_are_called_as_they_expect(function):
+    asked = []
+    subject = Subject(function)
+    subject.before_call = lambda case: asked.append(case.group)
+    report = diagnose(subject, "", "torch", "", quick=True)
+    assert report.is_right, (names(report), report.how)
+    refused = {name: why for name, why in report.refused.items() if why and name.startswith(CALLS[function])}
+    assert CALLS[function] in asked and not refused, refused
