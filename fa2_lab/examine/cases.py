@@ -129,7 +129,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
             if not (quick and asked[0] * asked[1] > LONG):
                 cases.append(case(group, N_q, N_k, **values))
 
-    add("plain", (16, 16), (64, 64), PAST_64, (200, 200), PAST_256)
+    add("plain", (16, 16), (48, 48), PAST_64, (200, 200), PAST_256)
     add("plain", (7, 7), (128, 128), batch=2)
     add("plain", (40, 40), batch=3)
     add("cross", (7, 13), batch=2)

@@ -334,7 +334,7 @@ OTHERS = {  # what somebody writes, and what is said of it
     "pages in order": (of_pages(lambda table, b: torch.arange(table.shape[1]) + b * table.shape[1]),
         ["pages-in-order"]),
     "the last page is lost": (of_pages(lambda table, b: table[b, :-1] if len(table[b]) > 1 else table[b]),
-        ["keys-rest-dropped"]),
+        ["keys-last-dropped"]),
     "ALiBi": (of_alibi(-1), []),
     "ALiBi upside down": (of_alibi(1), ["alibi-sign"]),
     "positions in q's dtype": (of_positions, ["positions-rounded"]),
