@@ -36,10 +36,10 @@ class Problem:
     alibi: str = ""
 
     @classmethod
-    def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
+    def square(cls, N: int, d: int, causal: bool) -> "Problem":
         """Return self-attention with the paper's sizes: 16k tokens in total and a hidden dimension of 2,048."""
-        heads = hidden // d
-        return cls(max(1, tokens // N), heads, heads, N, N, d, causal)
+        heads = 2048 // d
+        return cls(max(1, 16384 // N), heads, heads, N, N, d, causal)
 
     @property
     def forward_flops(self) -> float:

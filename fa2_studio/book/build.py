@@ -37,7 +37,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
                 says = invitation(function.__name__)
                 break
             wrong = difference(got, case.expected, tolerance, names)
-            answers += answer(case, got, names, tolerance)
+            answers += as_answers(case, got, names, tolerance)
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}".splitlines()[0]
         if wrong:
@@ -46,7 +46,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
     print(says)
 
 
-def answer(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list[Answer]:
+def as_answers(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list[Answer]:
     """Return the function's results as fa2_lab.examine expects them, or [] if their shapes are wrong."""
     shapes = [np.shape(x) for x in got] if isinstance(got, tuple | list) else []
     if case.asked is None or shapes != [x.shape for x in case.expected]:

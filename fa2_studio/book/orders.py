@@ -8,7 +8,7 @@ from fa2_studio.book.build import invitation
 from fa2_studio.book.ring import PAUSE, RingModel, run
 
 
-def verdict(tried: Callable[[], str]) -> None:
+def print_verdict(tried: Callable[[], str]) -> None:
     try:
         says = tried()
     except RuntimeError as mistake:
@@ -23,15 +23,16 @@ CONSUMERS = ("consumer 0", "consumer 1")
 # Chapter 12b: the copies of a row block -------------------------------------------------------------------------------
 
 
-def judge_copies(copies: Callable, T: int = 4) -> None:
-    """Print whether a producer of T tiles neither hangs nor overwrites a tile that is still needed.
+def judge_copies(copies: Callable) -> None:
+    """Print whether a producer neither hangs nor overwrites a tile that is still needed.
 
     The producer runs with one, two and three stages, each time with 100 random orders of events.
     """
-    verdict(lambda: try_copies(copies, T))
+    print_verdict(lambda: try_copies(copies))
 
 
-def try_copies(copies: Callable, T: int) -> str:
+def try_copies(copies: Callable) -> str:
+    T = 4
     if copies(RingModel(1, 2), RingModel(1, 2), T) is None:
         return invitation(copies.__name__)
     for stages, seed in product((1, 2, 3), range(100)):
@@ -133,12 +134,13 @@ class Watched(Block):
         return list(dict.fromkeys(found))
 
 
-def judge_step(order: Callable, T: int = 50) -> None:
+def judge_step(order: Callable) -> None:
     """Print whether an order for a backward step is complete and waits for all operands, and how long it takes."""
-    verdict(lambda: try_step(order, T))
+    print_verdict(lambda: try_step(order))
 
 
-def try_step(order: Callable, T: int) -> str:
+def try_step(order: Callable) -> str:
+    T = 50
     both = [(unit, CONSUMERS, 4) for unit in ("tensor", "exp", "copy")]
     for slow, whose, steps in (*both, ("exp", CONSUMERS[1:], 4), ("", (), T)):
         ds_filled = Barrier("dS filled", arrivals=2)

@@ -90,7 +90,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
                     count += 1
                     client.execute_cell(cell, index, execution_count=count)
                 elif QUESTION in cell.source:
-                    cell.source = ANSWER.sub(partial(answer, client, index), cell.source)
+                    cell.source = ANSWER.sub(partial(run_answer, client, index), cell.source)
                     notebook.cells[index] = cell
     except CellExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
@@ -108,7 +108,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
     return notebook, Executed(chapter.name, code, time.perf_counter() - start, error)
 
 
-def answer(client: NotebookClient, index: int, code: re.Match) -> str:
+def run_answer(client: NotebookClient, index: int, code: re.Match) -> str:
     """Run the code in a question's fold, and return the code followed by its output."""
     cell = client.execute_cell(nbformat.v4.new_code_cell(code[2]), index, store_history=False)
     printed = "".join(output.text for output in cell.outputs if output.output_type == "stream").rstrip()

@@ -158,12 +158,10 @@ def test_internal_errors_keep_their_traceback(monkeypatch):
 # Commands of the studio: entry points ---------------------------------------------------------------------------
 
 
-def entry(module: str, name: str = "tune") -> EntryPoint:
-    return EntryPoint(name, f"{module}:main", command.GROUP)
-
-
 def test_plugin_commands_are_listed_and_run(monkeypatch, capsys):
-    monkeypatch.setattr(command, "entry_points", lambda group: [entry("fa2_studio.bench.tune")])
+    monkeypatch.setattr(
+        command, "entry_points", lambda group: [EntryPoint("tune", "fa2_studio.bench.tune:main", command.GROUP)]
+    )
     monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda argv: int(argv[1]))
     assert "tune " in command.parser().format_help() and "best block sizes" in command.parser().format_help()
     assert command.main(["tune", "--d", "1"]) == 1

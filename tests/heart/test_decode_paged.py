@@ -62,11 +62,11 @@ def test_paged_decode_clamps_page_indices():
 # The public call ----------------------------------------------------------------------------------------------
 
 
-def serving(dtype=torch.float32, page=16):
+def serving(dtype=torch.float32):
     """Return arguments of attention_paged(), and the dense k and v with the same contents, and dO."""
     lengths = [64, 0, 37]
     q, k, v, dO = random_tensors(3, 4, 2, 2, 64, 16, dtype=dtype)
-    k_pages, v_pages, table = paged(k, v, lengths, page)
+    k_pages, v_pages, table = paged(k, v, lengths, page=16)
     arguments = dict(q=q, k_pages=k_pages, v_pages=v_pages, block_table=table)
     return arguments | dict(key_lengths=torch.tensor(lengths, device=DEVICE)), (k, v, dO)
 

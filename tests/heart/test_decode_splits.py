@@ -61,10 +61,10 @@ def dense_calls(heads, kv_heads, N_q, asked, **more):
         yield fa2_lab.attention(q, k, v, key_lengths=n, return_lse=True, **asked), b
 
 
-def paged_calls(heads, kv_heads, N_q, asked, page=24, **more):
+def paged_calls(heads, kv_heads, N_q, asked, **more):
     asked = given(heads, asked) | more
     for number, (q, k, v, n, b) in enumerate(batches(heads, kv_heads, N_q)):
-        pages = paged(k, v, n.tolist(), page, seed=number)
+        pages = paged(k, v, n.tolist(), page=24, seed=number)
         yield fa2_lab.attention_paged(q, *pages, n, return_lse=True, **asked), b
 
 

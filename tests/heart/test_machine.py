@@ -9,7 +9,7 @@ from fa2_lab.machine import budget, chips, grid, io_model, rates, ring, splits, 
 from fa2_lab.machine.chips import A100, B200, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.plots import roofline
 from fa2_lab.records import load
-from fa2_lab.tiles import Mask, Tiling
+from fa2_lab.tiles import Tiling
 
 # Chips ----------------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,6 @@ def test_traffic_bytes_equal_elements_times_width():
 
 TILING, ONES = Tiling(8, 8, 4, 4), np.ones((8, 4))
 QKV = dict(Q=ONES, K=ONES, V=ONES)
-NO_INTERVAL = Tiling(4, 4, 2, 2, Mask(allowed=np.eye(4, dtype=bool)))
 TILE = dict(B_r=64, B_c=64, d=64)
 WARPS = dict(W=[0, 2.0], i=[2], tiling=[Tiling(8, 9, 4, 4), 4], Q=[np.zeros(8)], tau=[-1.0])
 

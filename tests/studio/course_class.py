@@ -27,11 +27,11 @@ limits_hold = (
 needs_limits = pytest.mark.skipif(not limits_hold, reason="this container lets no process limit its memory")
 
 
-def handed_in(name: str = "1", own: tuple = (), answers: dict | None = None, solved: bool = True, seed=None) -> dict:
+def handed_in(name: str = "1", own: tuple = (), answers: dict | None = None, solved: bool = True, source=None) -> dict:
     """Return the student version of an assignment with answers, as plain JSON. `own` are code cells at its top."""
-    original = source_notebook(notebooks.find_assignment(name)) if seed is None else seed
-    solution = {grade_id(c): c.source for c in original.cells if is_solution(c)}
-    book = json.loads(json.dumps(student_version(original)))
+    source = source or source_notebook(notebooks.find_assignment(name))
+    solution = {grade_id(c): c.source for c in source.cells if is_solution(c)}
+    book = json.loads(json.dumps(student_version(source)))
     for cell in book["cells"]:
         key = nbgrader_metadata(cell).get("grade_id", "")
         if key in solution and (solved or key in (answers or {})):
@@ -53,12 +53,12 @@ def write(book, folder: Path, name: str = FILE) -> Path:
     return path
 
 
-def graded_at_once(folder: Path, books: dict, kind: str, limits: Limits = PATIENT, jobs: int = 2, name: str = "1"):
+def graded_at_once(folder: Path, books: dict, kind: str, limits: Limits = PATIENT, name: str = "1"):
     """Return {key: result} for {key: notebook}, graded in a sandbox of this kind, where "" is none."""
     if not limits_hold:
         pytest.skip(needs_limits.kwargs["reason"])
     assignment = notebooks.find_assignment(name)
-    how, found = replace(grade.Grading(), limits=limits, jobs=jobs, trust=not kind), {}
+    how, found = replace(grade.Grading(), limits=limits, jobs=2, trust=not kind), {}
     paths = {key: write(deepcopy(book), folder / str(n), f"{assignment.name}.ipynb") for n, (key, book) in
              enumerate(books.items())}  # fmt: skip
     tasks = [(grade.Found(key, assignment, path), 0, "") for key, path in paths.items()]

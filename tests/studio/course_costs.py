@@ -46,12 +46,10 @@ class Here(worker.Worker):
         """Do nothing, because no process was started."""
 
 
-def graded(name: str, book, original=None) -> grade_notebook.Graded:
+def graded_here(name: str, book, original=None) -> grade_notebook.Graded:
     """Return the result of a notebook, graded in this process."""
-    cells, original = (
-        [notebooks.parse_cell(cell) for cell in book.cells],
-        original or source_notebook(notebooks.find_assignment(name)),
-    )
+    cells = [notebooks.parse_cell(cell) for cell in book.cells]
+    original = original or source_notebook(notebooks.find_assignment(name))
     return grade_notebook.grade_notebook(original, cells, lambda _: Here(), Limits(10_000, 100_000))
 
 
@@ -67,21 +65,21 @@ def slipped(number: str, pairs: dict, name: str = ""):
     return book
 
 
-def row(number: str, hint: str, graded) -> str:
+def table_line(number: str, hint: str, graded) -> str:
     """Return one line of the table: the steps that lost points, the hint, and the points lost in total."""
     lost = {step.removeprefix("test_"): most - graded.got[step] for step, most in graded.most.items()}
     where = ", ".join(step for step, points in lost.items() if points)
     return f"| {number}: {where} | {hint.rstrip('.')} | {sum(lost.values()):.2f} |\n"
 
 
-def rows(slips) -> list[str]:
+def table_lines(slips) -> list[str]:
     """Return a line per mistake. Raises LookupError if the feedback page does not contain the mistake's hint."""
     lines = []
     for number, cell, pairs, hint in slips:
-        found = graded(number, slipped(number, pairs, cell))
+        found = graded_here(number, slipped(number, pairs, cell))
         if hint not in re.sub(r"\s+", " ", " ".join(output for *_, output in found.page)):
             raise LookupError(f"{number} {cell}: nothing on the feedback page says {hint!r}")
-        lines.append(row(number, hint, found))
+        lines.append(table_line(number, hint, found))
     return lines
 
 
@@ -96,6 +94,6 @@ if __name__ == "__main__":
     import fa2_lab.kernels  # noqa: F401 — makes the interpreter three times as fast
 
     for slip in [x for x in SLIPS if any(word in f"{x[0]}: {x[1]} {x[3]}" for word in sys.argv[1:] or [""])]:
-        new, text = rows([slip]), PAGE.read_text(encoding="utf-8")
+        new, text = table_lines([slip]), PAGE.read_text(encoding="utf-8")
         old = TABLE.search(text)[0].splitlines(keepends=True)
         PAGE.write_text(text.replace("".join(old), in_order(old + new)), encoding="utf-8")

@@ -12,7 +12,7 @@ from checks import guard, softmax, truth
 from checks.cells import described
 from checks.report import Report
 from course_class import graded_at_once, interpreted, played
-from course_costs import graded, slipped
+from course_costs import graded_here, slipped
 from course_wrong import GAINS, SLIPS, WRONG
 
 from fa2_studio.course import notebooks, sandbox, seeds
@@ -93,7 +93,7 @@ def test_assignment_solution_scores_full_marks_with_any_seed(number):
     original = seeds.with_day(
         seeds.with_seed(source_notebook(notebooks.find_assignment(number)), 398319954), 398319954, "2030-01-01"
     )
-    solved = graded(number, original, original)
+    solved = graded_here(number, original, original)
     assert solved.got == solved.most, [output for *_, output in solved.page if "NOT YET" in output]
 
 
@@ -150,7 +150,7 @@ def test_smallest_failing_problem_is_reported_with_its_right_answer(wrong):
 @pytest.mark.parametrize("name", GAINS)
 def test_answer_that_games_the_checks_loses_points(name):
     number, pairs, most = GAINS[name]
-    got = graded(number, slipped(number, pairs))
+    got = graded_here(number, slipped(number, pairs))
     assert got.score < most, got.page
 
 

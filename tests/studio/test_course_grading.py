@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import numpy as np
 from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, interpreted, needs_limits, played, write
-from course_costs import graded as judged
-from course_costs import slipped
+from course_costs import graded_here, slipped
 
 from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, results, seeds
 from fa2_studio.course.notebooks import grade_id, is_solution, source_notebook
@@ -222,7 +221,7 @@ def test_similar_submissions_are_listed(tmp_path, capsys):
     assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
     same = seeds.with_seed(source_notebook(notebooks.find_assignment("6")), 5)
     for name in ("ada", "bob"):
-        write(handed_in("6", solved=False, seed=same), tmp_path / name, "6_read_the_machine.ipynb")
+        write(handed_in("6", solved=False, source=same), tmp_path / name, "6_read_the_machine.ipynb")
     assert command.main(["similar", str(tmp_path), "--only", "6"]) == 0
     assert "no two submissions" in capsys.readouterr().out
     rung = (notebooks.PROJECT / "fa2_lab" / "kernels" / "ladder" / "r06_base_2.py").read_text(encoding="utf-8")
@@ -322,7 +321,7 @@ def test_common_notebook_mistakes_are_named():
         cell.source = cell.source.replace("    m_new =", "    m[:] = m\n    o += 1\n    m_new =")
         cell.source += "\nimport math" if grade_id(cell) == "setup" else ""
         cell.cell_type = "markdown" if grade_id(cell) == "merge" else cell.cell_type
-    found = judged("1", book)
+    found = graded_here("1", book)
     said = " ".join([*found.sentences, *(output for *_, output in found.page)])
     assert (
         "the cell merge is not a code cell any more" in said
@@ -335,7 +334,7 @@ def test_common_notebook_mistakes_are_named():
 def test_repeated_mistake_costs_a_quarter_of_a_check():
     """In assignment 4, each kernel has it. What else is wrong costs as before."""
     interpreted("4")
-    found = judged("4", slipped("4", {"k.T": "k"}))
+    found = graded_here("4", slipped("4", {"k.T": "k"}))
     assert found.got == {"test_one_tile": 0, "test_loop": 3, "test_full": 3.75}
     assert "full: 3.75 points back, because an earlier step" in " ".join(found.sentences)
 

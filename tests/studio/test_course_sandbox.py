@@ -282,9 +282,9 @@ found += ["user namespace"] if attempt(lambda: libc.unshare(0x10000000)) == 0 el
 assert not found, found"""
 
 
-def error_in_a_sandbox(package: Path, *cells: str, assignment=FIRST, processes=None) -> str:
+def error_in_a_sandbox(package: Path, *cells: str, processes=None) -> str:
     """Return what the last of these cells raised in a sandbox, which is then closed, or appended to `processes`."""
-    process = sandbox.SandboxProcess(package, QUICK, sandbox.sandbox_kind(), assignment.needs)
+    process = sandbox.SandboxProcess(package, QUICK, sandbox.sandbox_kind(), FIRST.needs)
     try:
         replies = [process.ask({"do": "cell", "source": cell}, 60.0) for cell in cells]
         assert not replies[-1].get("late")

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 from course_class import interpreted
-from course_costs import PAGE, TABLE, rows
+from course_costs import PAGE, TABLE, table_lines
 from course_wrong import SLIPS
 
 from fa2_lab.machine import budget, grid, io_model
@@ -113,7 +113,7 @@ def test_table_of_mistake_costs_equals_the_grader():
     for number, _, _, hint in SLIPS:
         assert re.search(rf"^\| {number}: .*\| {re.escape(hint.rstrip('.'))} \| [\d.]+ \|$", text, re.MULTILINE), hint
     interpreted("4")
-    assert all(row in text for row in rows([SLIPS[0], next(slip for slip in SLIPS if slip[0] == "4")]))
+    assert all(line in text for line in table_lines([SLIPS[0], next(slip for slip in SLIPS if slip[0] == "4")]))
 
 
 def test_mistake_costs_its_step_and_at_most_a_quarter_of_the_rest():

@@ -20,7 +20,7 @@ def compiled_flex() -> Callable:
 
 
 @cache
-def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
+def causal_mask(N_q: int, N_k: int):
     """Return the causal BlockMask with tiles of 128 × 128.
 
     Each tile is classified by its corners, because checking every element would need N² bytes.
@@ -28,7 +28,7 @@ def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
     from torch.nn.attention import flex_attention
 
     offset = N_k - N_q
-    top, left = (128 * torch.arange(cdiv(N, 128), device=device) for N in (N_q, N_k))
+    top, left = (128 * torch.arange(cdiv(N, 128), device="cuda") for N in (N_q, N_k))
     bottom = (top + 128).clamp(max=N_q) - 1
     visible = left[None, :] <= bottom[:, None] + offset
     full = left[None, :] + 127 <= top[:, None] + offset
