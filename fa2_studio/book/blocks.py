@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from html import escape
-from itertools import chain
+from itertools import chain, count
 from math import ceil
 from textwrap import wrap
 
@@ -110,7 +110,8 @@ def table_to_html(part: str) -> list[str]:
     """Convert a table to HTML. A table that is taller than a slide becomes several tables with the same header row."""
     head, rule, *rows = part.split("\n")
     cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in (head, *rows)]
-    long = [[len(re.sub(r"[$`*\\{}]", "", cell).strip()) for cell in row] for row in cells]
+    texts = [[re.sub(r"[$`*\\{}]", "", cell).strip() for cell in row] for row in cells]
+    long = [[len(text) for text in row] for row in texts]
     columns = [max(column) for column in zip(*long, strict=True)]
     fold = max(1, sum(columns) / (OF_TABLE - len(columns)))
     lines = [
@@ -119,10 +120,23 @@ def table_to_html(part: str) -> list[str]:
     high = [0.95 * n + 0.2 for n in lines]
     size = dict(zip(rows, high[1:], strict=True))
     parts = split_by_height(rows, high[1:], ROWS - high[0])
-    return [
+    tables = [
         with_size(markdown_to_html("\n".join([head, rule, *some])), high[0] + sum(map(size.get, some)), sum(columns))
         for some in parts
     ]
+    return tables if len(tables) == 1 else [fix_columns(table, texts, columns) for table in tables]
+
+
+def fix_columns(table: str, texts: list[list[str]], columns: list[int]) -> str:
+    """Return a table that continues on other slides, with the same column widths on each of them.
+
+    Each column has room for its longest word, and for its longest cell in the same number of lines as the others.
+    """
+    words = [max(len(word) + 1 for text in column for word in text.split()) for column in zip(*texts, strict=True)]
+    ways = ([max(word, letters / n) for word, letters in zip(words, columns, strict=True)] for n in count(1))
+    widths = next(way for way in ways if sum(way) <= max(OF_TABLE, sum(words)))
+    columns_html = "".join(f'<col style="width: {100 * width / sum(widths):.1f}%">' for width in widths)
+    return re.sub("(<table[^>]*)>", rf"\1 class=fixed><colgroup>{columns_html}</colgroup>", table, count=1)
 
 
 def split_by_height(

@@ -1,4 +1,4 @@
-"""Make eleven lectures from the headings, sentences, pictures, listings and interactive figures of the chapters.
+"""Make twelve lectures from the headings, sentences, pictures, listings and interactive figures of the chapters.
 
 Each lecture is a single, self-contained HTML file. The arrow keys turn the slides, and n shows the notes. Printing the
 file gives the handout.
@@ -33,7 +33,8 @@ LECTURES = {  # {title: {chapter: numbers of the parts to show, or "" for the wh
     "Triton": {"08": "", "09": ""},
     "The ladder": {"10": "", "11": ""},
     "Hopper": {"12a": "1 3 4", "12b": "1", "13": "1"},
-    "Decoding, rings and masks": {"14": "", "15": "", "16": ""},
+    "Decoding": {"14": ""},
+    "Rings and masks": {"15": "", "16": ""},
     "Change it": {"17": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ", "What comes next?")  # belong to the course
@@ -217,7 +218,7 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
         still = re.search(r'<div class="still">(.*?)</div>', seen, re.DOTALL)
         name, asked = map(unescape, live.groups(""))
         # The narrowest width that fills a slide.
-        width = {"algorithm1": 1020, "climb": 880, "backward": 840, "tiles": 820}.get(name, 900)
+        width = {"algorithm1": 1020, "climb": 880, "tiles": 640, "race": 800}.get(name, 720)
         inside = escape(page(name, "&".join(filter(None, [asked, "deck"]))))
         frame = f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>'
         static = re.sub("</?a[^>]*>", "", still[1]) if still else ""  # a handout has no links to files
@@ -238,6 +239,8 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
     lines = blocks.narrow_columns(printed).split("\n")
     large = max(map(len, lines)) > blocks.SMALL or len(lines) > 12 or printed.startswith(("{", "[["))  # unreadable
     printed = "" if large or printed.startswith("your turn") else printed
+    if "; " in printed and len(printed.splitlines()) == 1:  # two results to compare
+        printed = re.sub(r": (?=[^:]*$)|; ", "\n    ", printed)
     code = "" if hidden else blocks.shorten_cell(cell.source, printed)
     printed = printed if code or announced else ""
     names = " ".join(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))

@@ -9,19 +9,20 @@ for (const [n, section] of all.entries()) {
   section.dataset.number = `${n + 1} / ${all.length}`;
 }
 
-/** Letters have the largest of three sizes that fits; lines of code are never broken, so their letters fit the longest. */
+/** Letters have the largest of four sizes that fits, and the largest only if it leaves half of the slide free.
+ * Lines of code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : 118;
-  for (const size of [118, 100, 84, 52].filter((step) => step <= most)) { // three sizes, and one for what never fits
+  const most = has(".fixed") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : 132; // a table of several slides has one size
+  for (const size of [132, 118, 100, 84, 52].filter((step) => step <= most)) { // four sizes, and one for what never fits
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
     const room = Math.min(1, ...rooms.filter((_, n) => code[n].className !== "printed"));
     for (const [n, pre] of code.entries()) pre.style.fontSize = `${Math.min(room, rooms[n])}em`; // a wide table's alone are smaller
-    if (!tall(section) && !wide(section)) break;
+    if (!tall(section) && !wide(section) && (size < 132 || filled(section) < 0.55)) break;
   }
   const frame = section.querySelector("iframe");
   if (!frame) return;
@@ -35,6 +36,8 @@ function onPage() {
   for (const element of document.querySelectorAll("section, pre")) element.style.fontSize = "";
   for (const frame of document.querySelectorAll("iframe")) frame.style = "";
 }
+/** The share of the window above the end of the last block. */
+const filled = (section) => (section.querySelector("div")?.lastElementChild?.getBoundingClientRect().bottom ?? 0) / innerHeight;
 const tall = (section) => {
   const columns = [...section.querySelectorAll(".two > div")];
   return section.scrollHeight > innerHeight || columns.some((e) => e.scrollHeight > e.clientHeight + 1);
