@@ -268,6 +268,12 @@ class Transport {
   }
 }
 
+/** The middle of a box for words of this half width, or a place right of it, if the line of the time is there. */
+function inBox(x, width, half, now) {
+  const middle = x + width / 2;
+  return Math.abs(now - middle) < half && now + 2 * half < x + width ? now + half + 4 : middle;
+}
+
 /** Draw again whenever an element has another width. */
 function onWidth(e, draw) {
   let wide = null;
@@ -286,7 +292,7 @@ function theme(name) {
 
 /** Keep the bar in view, if so much of the frame's top is past the top of the window around. */
 function keepInView(past) {
-  const bar = document.querySelector(".transport");
+  const bar = document.querySelector(".transport, .tiles .picture");
   const top = bar.offsetTop - (parseFloat(bar.style.getPropertyValue("--past")) || 0);
   const most = document.body.clientHeight - top - bar.offsetHeight;
   bar.style.setProperty("--past", `${Math.min(most, Math.max(0, past - top))}px`);

@@ -44,12 +44,13 @@ function draw(step) {
   const narrow = stage.clientWidth < 560;
   const [lane, left, right] = [Math.min(narrow ? 17 : 20, Math.floor(92 / set.blocks)), 74, 12];
   const unit = (stage.clientWidth - left - right) / moments.at(-1);
-  const high = set.blocks * (lane + TICK) + 48;
+  const high = set.blocks * (lane + TICK) + 34 + LINE;
   clear(stage, 2 * high + 30);
+  const words = shape(stage, "g");
+  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, words, top: n * high + 20 }));
   const x = left + t * unit;
-  for (const top of [16, high + 16]) // not through the words of the second way
-    shape(stage, "line", { x1: x, x2: x, y1: top, y2: top + high - 26, class: "clock" });
-  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20 }));
+  shape(stage, "line", { x1: x, x2: x, y1: 16, y2: 2 * high - 10, class: "clock" });
+  stage.append(words); // over the line
   drawAxis(left, unit, 2 * high - 10, t);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
@@ -68,15 +69,16 @@ function drawAxis(left, unit, y, t) {
 }
 
 const [WIDE, TICK] = [20, 16]; // an addition: its width, if there is room, and its height
+const LINE = 17; // the height of the line of words above the additions
 
 /** The first of some words that a box has room for. */
 const fitting = (words, width, letter = 7.4) => words.find((word) => word.length * letter < width);
 
 /** The workers as lanes, and below them a lane with the additions to each block of dQ. */
-function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
+function drawWay(way, name, t, { lane, left, unit, narrow, words, top }) {
   const { visits, writes, matmuls, end } = way;
-  shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${narrow ? name.split(",")[0] : name}: ${matmuls} matmuls`);
-  shape(stage, "text", { x: left + end * unit, y: top - 8, class: "strong end" }, `${end.toFixed(1)} ms`);
+  shape(words, "text", { x: 0, y: top - 8, class: "strong halo" }, `${narrow ? name.split(",")[0] : name}: ${matmuls} matmuls`);
+  shape(words, "text", { x: left + end * unit, y: top - 8, class: "strong end halo" }, `${end.toFixed(1)} ms`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
   const begin = visits.find(({ i }) => i === null) && Math.min(...visits.filter(({ i }) => i !== null).map(({ from }) => from));
@@ -88,21 +90,21 @@ function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
   for (const { worker, from, to, i } of visits) { // over all boxes, because a short one has the name of all that follow
     const [width, y] = [(to - from) * unit, top + worker * lane + lane / 2 + 2.5];
     const word = i === null ? "dK, dV" : `dQ ${i + 1}`;
-    const ahead = t > from ? "" : " ahead";
-    if (word.length * 7.4 < width) shape(stage, "text", { x: left + (from + to) * unit / 2, y, class: `small middle in${ahead}` }, word);
-    else if (from === 0 || from === begin) shape(stage, "text", { x: left + from * unit + 4, y, class: `small in${ahead}` }, word);
+    const look = `small in on-visit ${i === null ? "S" : "Q"}${t > from ? "" : " ahead"}`;
+    if (word.length * 7.4 + 10 < width) shape(words, "text", { x: inBox(left + from * unit, width, 3.7 * word.length, left + t * unit), y, class: `${look} middle` }, word);
+    else if (from === 0 || from === begin) shape(words, "text", { x: left + from * unit + 4, y, class: look }, word);
   }
   const below = top + set.blocks * lane + 3;
   shape(stage, "text", { x: 0, y: below + 11, class: "small quiet" }, "adds to");
   for (const i of upTo(set.blocks)) {
-    const y = below + 14 + i * TICK;
+    const y = below + LINE + i * TICK;
     shape(stage, "text", { x: 0, y: y + 11.5, class: "small" }, `dQ ${i + 1}`);
     shape(stage, "rect", { x: left, y, width: end * unit, height: TICK - 2, class: "lane" });
   }
-  if (name === WAYS[1]) drawKept(way, t, { left, unit, y: below });
+  if (name === WAYS[1]) drawKept(way, t, { left, unit, words, y: below });
   const most = Math.max(...writes.map(({ workers }) => workers.length));
   const wide = Math.min(WIDE, (Math.min(...writes.map(({ time }) => time)) * unit) / most);
-  for (const write of writes) if (write.time <= t) drawAdds(write, left + write.time * unit, below + 14, wide);
+  for (const write of writes) if (write.time <= t) drawAdds(write, left + write.time * unit, below + LINE, wide);
 }
 
 /** What is added to a block of dQ at one moment: a box for each worker, from the first on the left to the last. */
@@ -115,18 +117,18 @@ function drawAdds({ i, workers }, x, y, wide) {
 }
 
 /** In the second pass, the workers keep their blocks of dQ on the chip until they are whole. */
-function drawKept({ visits, writes }, t, { left, unit, y }) {
+function drawKept({ visits, writes }, t, { left, unit, words, y }) {
   const second = visits.filter(({ i }) => i !== null);
   const [from, to] = [Math.min(...second.map((visit) => visit.from)), Math.max(...second.map((visit) => visit.to))];
-  const words = (texts, x, width) => {
+  const name = (texts, x, width) => {
     const text = fitting(texts, width, 6.6);
-    if (text) shape(stage, "text", { x: left + x * unit + 6, y: y + 15, class: "small tiny quiet" }, text);
+    if (text) shape(words, "text", { x: left + x * unit, y: y + 11, class: "small tiny quiet halo" }, text);
   };
-  words(["pass 1: nothing is added to dQ", "pass 1: no dQ"], 0, from * unit);
+  name(["pass 1: nothing is added to dQ", "pass 1: no dQ"], 0, from * unit);
   if (t <= from) return;
   for (const { i, time } of writes)
-    shape(stage, "rect", { x: left + from * unit, y: y + 14 + i * TICK, width: (Math.min(t, time) - from) * unit, height: TICK - 2, class: "kept Q" });
-  words(["pass 2: dQ on chip", "dQ on chip"], from, (to - from) * unit - 18);
+    shape(stage, "rect", { x: left + from * unit, y: y + LINE + i * TICK, width: (Math.min(t, time) - from) * unit, height: TICK - 2, class: "kept Q" });
+  name(["pass 2: dQ on chip", "dQ on chip"], from, (to - from) * unit - 18);
 }
 
 /** The entries of one way that are whole, and beside them those of the run before. */
@@ -148,6 +150,14 @@ function entries({ writes, sums }, n, t) {
 function changed(x, other) {
   const same = [...x].findIndex((digit, k) => digit !== other[k]);
   return make("span", "", x.slice(0, same), make("mark", "", x.slice(same)));
+}
+
+/** The step at which the first sum is complete that differs from that of the run before, or the last step. */
+function firstDifference() {
+  const [{ writes, sums }] = ways;
+  const differs = upTo(set.blocks).filter((i) => show(sums[i], 7) !== show(before[0][i], 7));
+  const times = differs.map((i) => Math.max(...writes.filter((write) => write.i === i).map(({ time }) => time)));
+  return differs.length ? moments.indexOf(Math.min(...times)) : transport.last;
 }
 
 /** How many sums of the atomic adds differ from those of the run before; with two passes, none does. */
@@ -192,7 +202,7 @@ $("again").onclick = () => {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(moments.indexOf(ways[0].writes.map(({ time }) => time).sort((a, b) => a - b).find((time) => time >= ways[1].end))); // prettier-ignore
+  transport.go(firstDifference());
 });
 $("note").textContent =
   `A box is a tile, and its label names what the tile adds to. A small box is one addition, and its number is the worker that adds. If several workers add at once, the first one is on the left. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;

@@ -12,6 +12,7 @@ let scores = [...SCORES];
 let hidden = SCORES.map(() => false);
 let run = [];
 let place = {}; // sizes in pixels
+const deck = ask.has("deck");
 let sums = [0, 1]; // the ends of the one scale of ℓ and o
 
 form.innerHTML = [
@@ -67,12 +68,13 @@ function prepare() {
 function measure() {
   const width = stage.clientWidth;
   const narrow = width < 560;
-  const side = narrow ? 0 : 300; // the state stands beside the bars, or below
+  const side = narrow ? 0 : deck ? 270 : 300; // the state is beside the bars, or below
   const left = 26;
   const column = (width - left - side) / N;
-  const mid = narrow ? 196 : 240; // the scores are above it, and the weights below
-  place = { width, narrow, left, column, top: 12, mid, bottom: mid + 128, keys: mid + 172, stateX: narrow ? 0 : width - side + 24 };
-  place.height = mid + (narrow ? 358 : 200);
+  const mid = deck ? 180 : narrow ? 196 : 240; // the scores are above it, and the weights below
+  const bottom = mid + (deck ? 108 : 128);
+  place = { width, narrow, left, column, top: 12, mid, bottom, keys: bottom + 44, stateX: narrow ? 0 : width - side + 24 };
+  place.height = bottom + (narrow ? 230 : 60);
   stage.setAttribute("viewBox", `0 0 ${width} ${place.height}`);
   stage.style.height = `${place.height}px`;
 }
@@ -160,8 +162,8 @@ function drawHandle(c, x, on) {
 /** m as a number, since it is a line already; ℓ and o, which are sums of p, on one scale. */
 function drawState(step) {
   const { narrow, stateX, width } = place;
-  const [x, y, w] = narrow ? [0, place.keys + 30, width] : [stateX, 30, width - stateX - 4];
-  const high = narrow ? 36 : 52;
+  const high = narrow || deck ? 36 : 44;
+  const [x, y, w] = narrow ? [0, place.keys + 30, width] : [stateX, place.height - 3 * high - 68, width - stateX - 4];
   const at = (v) => x + 24 + ((v - sums[0]) / (sums[1] - sums[0])) * (w - 76);
   const foot = y + 3 * high - 2;
   for (const v of upTo(sums[1] - sums[0] + 1).map((k) => sums[0] + k)) {

@@ -67,7 +67,7 @@ const shown = (N, least, B) => Math.min(N, Math.max(least, 2 * B));
 function drawTile() {
   if (!stage.clientWidth) return; // not laid out yet
   const { N, d, B_r, B_c, stages, causal } = set;
-  const narrow = matchMedia("(max-width: 699px)").matches;
+  const narrow = matchMedia("(max-width: 599px)").matches;
   const [wide, high] = [shown(N, 512, B_c), narrow ? Math.min(N, Math.max(256, B_r)) : shown(N, 512, B_r)];
   const unit = (stage.clientWidth - 62) / (Math.max(512, 2 * B_c, 2 * B_r) + Math.max(128, d)); // N alone does not change the scale
   const [strip, w, h] = [d * unit, wide * unit, high * unit];
@@ -102,8 +102,7 @@ function drawTile() {
   const visits = visited(0, { N_q: N, N_k: N, B_r, B_c, causal });
   const words = `${part} One tile of ${rows} × ${columns} is on the chip, and the thread block of these queries computes ${grouped(visits)} ${visits === 1 ? "tile" : "tiles"}.`;
   stage.setAttribute("aria-label", words);
-  const note = narrow ? `One tile of ${rows} × ${columns} of the ${grouped(N)} × ${grouped(N)} scores, to scale.` : `${words} All lengths have one scale.`;
-  write($("picture-note"), note);
+  $("picture-note").textContent = `${words} All lengths have one scale.`;
 
   function names() {
     const [tall, broad] = [rows * unit, columns * unit];
@@ -208,23 +207,15 @@ function misfit({ ok, scarce, over, limit, registers }, chip) {
   return `By our sum, this tile needs about ${registers} registers per thread. That is ${over} more than the ${limit} to be had, so they spill to memory.`;
 }
 
-/** How many more than the fewest, in words. */
-function compared(ratio) {
-  return ratio < 1.05 ? "about as many" : `${ratio.toFixed(ratio < 10 ? 1 : 0)} times as many`;
-}
-
-function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
-  const others = Object.keys(moved).filter((name) => name !== winner);
-  const ratio = (name) => moved[name].requested / moved[winner].requested;
-  const [one, two] = others.map((name) => `${NAMES[name]} requests ${compared(ratio(name))}`);
-  const { requested, dram } = moved.fa2;
+function verdict({ moved, ok, scarce }) {
   const spill = recorded() ? "This tile runs, but when compiled, its registers spill." : "This tile runs, but by our sum, its registers spill.";
   const fine = recorded() ? "This tile fits, and when compiled, nothing spills." : "By our sum, this tile fits.";
   const fits = ok ? fine : scarce === "registers" ? spill : "This tile does not fit, so it cannot run here.";
-  const fills = slots ? percent((programs - (waves - 1) * slots) / slots) : "";
-  const ends = waves === 1 ? `make one wave, which fills ${fills} of the slots` : `make ${grouped(waves)} waves, and the last one fills ${fills} of the slots`;
-  const runs = slots ? ` FA2’s ${grouped(programs)} thread ${programs === 1 ? "block" : "blocks"} ${ends}.` : "";
-  return `<b>${fits}</b>${runs} ${NAMES[winner]} requests the fewest bytes. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.`;
+  const ratio = moved.standard.requested / moved.fa2.requested;
+  const [more, less] = ratio < 1 ? ["FA2", "standard attention"] : ["Standard attention", "FA2"];
+  const most = Math.max(ratio, 1 / ratio);
+  const times = most < 1.05 ? "about as many" : `${most.toFixed(most < 10 ? 1 : 0)} times as many`;
+  return `<b>${fits}</b> ${more} requests ${times} bytes as ${less}.`;
 }
 
 function drawTraffic({ moved, flops }, chip) {
@@ -278,7 +269,7 @@ function drawMemory({ parts, shared, counted, registers, spills, limit }, chip) 
 function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chip) {
   $("waves").replaceChildren();
   if (!slots) {
-    $("waves-note").textContent = "No thread block of this size runs on this GPU.";
+    $("waves").textContent = $("waves-note").textContent = "No thread block of this size runs on this GPU.";
     return;
   }
   const last = programs - (waves - 1) * slots;

@@ -41,7 +41,8 @@ function draw(t) {
   const longest = Math.max(both, cut ? 0 : other.makespan, 1);
   const unit = (width - left - right) / longest;
   const foot = top + set.SMs * lane;
-  clear(stage, foot + 60);
+  const narrow = width < 600;
+  clear(stage, foot + (narrow ? 79 : 60));
   for (const k of upTo(set.SMs)) {
     const y = top + k * lane;
     shape(stage, "rect", { x: left, y, width: table.makespan * unit, height: lane - 2, class: "lane" });
@@ -56,8 +57,8 @@ function draw(t) {
   drawIdle(place, now);
   for (const p of table.placed) drawLabel(p, t, place, now);
   drawAxis({ left, foot, unit, longest });
-  drawHeads(width, foot + 36);
   drawKey(left, foot + 55);
+  drawHeads(left + (narrow ? 0 : 340), foot + (narrow ? 74 : 55));
   words(t);
 }
 
@@ -66,6 +67,8 @@ function drawKey(x, y) {
   for (const [state, width] of [["done", 58], ["running", 76], ["ahead", 62], ["idle", 0]]) {
     const box = { x, y: y - 10, width: 16, height: 12 };
     shape(stage, "rect", { ...box, class: state === "idle" ? "lane" : `program ${state}`, fill: SHADES[0][0] });
+    if (state === "done" && set.heads > 1) shape(stage, "rect", { ...box, x: x + 8, width: 8, fill: SHADES[1][0] });
+    if (state === "running") shape(stage, "rect", { ...box, width: 8, fill: SHADES[0][0] });
     if (state === "idle") shape(stage, "rect", { ...box, style: "fill: url(#idle)", opacity: 0.6 });
     shape(stage, "text", { x: x + 21, y, class: "small" }, state === "ahead" ? "waits" : state);
     x += 21 + width;
@@ -103,10 +106,10 @@ function drawOtherOrder(x, top, foot) {
 }
 
 /** Which fill is which head, if no two heads share one. */
-function drawHeads(width, y) {
+function drawHeads(left, y) {
   if (set.heads > SHADES.length) return;
   for (const k of upTo(set.heads)) {
-    const x = width - 62 * (set.heads - k);
+    const x = left + 62 * k;
     shape(stage, "rect", { x, y: y - 10, width: 11, height: 11, fill: SHADES[k][0] });
     shape(stage, "text", { x: x + 15, y, class: "small" }, `head ${k + 1}`);
   }
@@ -149,24 +152,14 @@ function drawIdle({ left, top, lane, unit }, now) {
   }
 }
 
-/** The middle of a box for words of this half width, or a place right of it, if the line of the time is there. */
-function inBox(x, width, half, now) {
-  const middle = x + width / 2;
-  return Math.abs(now - middle) < half && now + 2 * half < x + width ? now + half + 4 : middle;
-}
-
 const look = (p, t) => (t >= p.end ? "done" : t >= p.start ? "running" : "ahead");
 
 function drawProgram(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
-  const e = shape(stage, "rect", {
-    x: left + p.start * unit,
-    y: top + p.SM * lane,
-    width: Math.max(1, p.cost * unit - 1),
-    height: lane - 2,
-    class: `program ${look(p, t)}`,
-    fill: SHADES[p.head % 4][0],
-  });
+  const box = { x: left + p.start * unit, y: top + p.SM * lane, width: Math.max(1, p.cost * unit - 1), height: lane - 2, fill: SHADES[p.head % 4][0] }; // prettier-ignore
+  if (look(p, t) === "running") // filled up to the time that is shown
+    shape(stage, "rect", { ...box, width: Math.min(box.width, (t - p.start) * unit), class: "program" });
+  const e = shape(stage, "rect", { ...box, class: `program ${look(p, t)}` });
   const what =
     p.index === null ? "all tiles" : `${set.direction === "forward" ? "row" : "column"} block ${p.index + 1}`;
   shape(e, "title", {}, `head ${p.head + 1}, ${what}: ${p.cost} tiles, from ${p.start} to ${p.end} on SM ${p.SM}`);
@@ -179,12 +172,13 @@ function drawLabel(p, t, { left, top, lane, unit }, now) {
   const [fill, ink] = SHADES[p.head % 4];
   const label = p.index === null ? `head ${p.head + 1}` : String(p.index + 1);
   const room = p.cost * unit - 2;
-  if (room > 6.8 * label.length && lane >= 14) {
+  if (room > 7 * label.length + 4 && lane >= 14) {
+    const x = inBox(left + p.start * unit, p.cost * unit, 4 * label.length, now);
     const at = {
-      x: inBox(left + p.start * unit, p.cost * unit, 4 * label.length, now),
+      x,
       y: top + p.SM * lane + lane / 2 + 3,
       class: `small${room < 24 ? " tiny" : ""} middle in ${state}`,
-      style: state === "ahead" ? "" : `fill: ${ink}; stroke: ${fill}; stroke-width: ${Math.min(3, lane / 8)}px; paint-order: stroke`,
+      style: x > now ? "" : `fill: ${ink}; stroke: ${fill}; stroke-width: ${Math.min(3, lane / 8)}px; paint-order: stroke`,
     };
     shape(stage, "text", at, label);
   }
