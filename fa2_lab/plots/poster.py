@@ -92,11 +92,12 @@ def matmuls(tag: str) -> dict[int, str]:
 
 UNIT = 0.5**0.5  # units per inch; at this scale, the A1 sheet is as many units wide as A2 is inches wide
 SHEET = (594 / 25.4, 420 / 25.4)  # width and height of the A1 sheet, in units
-MARGIN, TOP, FOOT = 0.6, 7.75, 1.35
+MARGIN, FOOT = 0.6, 1.3
+TOPS = {"FA2.A1": 8.0, "FA2.A2": 7.2}  # {algorithm: the height of its first line}
 # The left edges of the columns, in units from the margin.
 COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}
 STEP = 0.26  # indentation per loop
-WRAP = {"words": 46, "numpy": 58, "triton": 80}
+WRAP = {"words": 48, "numpy": 58, "triton": 80}
 TITLE, HEADING, FORMULAS, NOTES, WORDS, CODE = 76, 27, 27, 23, 20.5, 17.25  # points
 # The distance from one line of text to the next, in units.
 LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}
@@ -118,14 +119,15 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     _head(ax, algorithm, files)
     address = site.removeprefix("https://").rstrip("/")
     forward = algorithm.tag == "FA2.A1"
-    _tiles(ax, 6.5, *((3.25, 3.7) if forward else (3.75, 3.1)), algorithm.tag)
+    _tiles(ax, *((5.9, 3.1, 4.4) if forward else (6.5, 3.7, 2.95)), algorithm.tag)
     _chip(ax, COLUMNS["triton"] + INSET, 2.15, algorithm.tag)
     cells = [{name: cell_lines(row, name) for name in WRAP} | {"work": work_lines(row, algorithm.tag)} for row in rows]
     tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
-    gap = min(0.3, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
-    y = TOP
+    y = TOPS[algorithm.tag]
+    gap = (SHEET[1] - FOOT - y - sum(tall)) / len(rows)
     for row, cell, height in zip(rows, cells, tall, strict=True):
         _draw_loops(ax, row.depth, y, height + gap)
+        style.box(ax, 0, y, SHEET[0] - 2 * MARGIN, 0.012, fill=style.tint(style.INK, 0.2), linewidth=0)
         _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
     _foot(ax, algorithm.tag, address)
@@ -192,10 +194,10 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     ax.text(0, y + 0.35, f"{left_out}\n{ask}", fontsize=WORDS, va="top", color=style.QUIET, linespacing=1.3)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
     for name, (words, file) in (names | dict(work=("Work", "each time it runs"))).items():
-        ax.text(COLUMNS[name], TOP - 0.25, words, fontsize=HEADING, weight="bold", va="center")
+        ax.text(COLUMNS[name], TOPS[algorithm.tag] - 0.25, words, fontsize=HEADING, weight="bold", va="center")
         look = dict(family=MONO, fontsize=CODE) if file.endswith(".py") else dict(fontsize=WORDS)
         at = COLUMNS[name] + 0.205 * len(words)
-        ax.text(at, TOP - 0.25, file, color=style.QUIET, va="center", **look)
+        ax.text(at, TOPS[algorithm.tag] - 0.25, file, color=style.QUIET, va="center", **look)
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
@@ -220,7 +222,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
         style.box(ax, x + at, y, broad, side, edgecolor=style.hue(tensor), linewidth=1)
         keeps = dict(linewidth=3.6) if forward else {}
         style.tensor_box(ax, x + at, y + i * cell, broad, cell, tensor, "$i$", size=WORDS, **keeps)
-        style.note(ax, x + at + broad / 2, y + side + 0.2, f"${tensor}$", ha="center", fontsize=WORDS)
+        style.note(ax, x + at + broad / 2, y - 0.14, f"${tensor}$", ha="center", fontsize=WORDS)
     high, apart = (0.42, 0.54) if forward else (0.32, 0.39)
     for n, tensor in enumerate(above):
         top = y - high - 0.18 - apart * n
@@ -265,19 +267,21 @@ WORKER = (  # explains what the backward pass's flow chart omits
     "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )
-WIDE, HIGH, RIGHT, DOWN = 3.1, 0.85, 3.5, 1.55  # a box's width and height, and the distances to the next box, in units
+WIDE, HIGH, RIGHT = 3.1, 0.85, 3.5  # a box's width and height, and the distance to the next column, in units
+DOWNS = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance to the next row of boxes}
 INSET = (RIGHT - WIDE) / 2  # distance from the frame's edge to the boxes
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     """Draw the values computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
+    down = DOWNS[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
-    ax.text(x + 3.0, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
+    ax.text(x + 3.2, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
     right = SHEET[0] - 2 * MARGIN
-    frame = [(right if c == 3 else x + RIGHT * c - INSET, y + 0.28 + DOWN * r) for c, r in LOOP[tag]]
+    frame = [(right if c == 3 else x + RIGHT * c - INSET, y + 0.28 + down * r) for c, r in LOOP[tag]]
     ax.fill(*zip(*frame, strict=True), facecolor=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linewidth=2)
-    places = [(x + RIGHT * column, y + 0.75 + DOWN * row) for *_, column, row in boxes]
+    places = [(x + RIGHT * column, y + 0.75 + down * row) for *_, column, row in boxes]
     for (number, tensor, words, *_), (left, top) in zip(boxes, places, strict=True):
         style.tensor_box(ax, left, top, WIDE, HIGH, tensor, words, size=FORMULAS)
         ax.text(left + 0.02, top - 0.16, str(number), fontsize=WORDS, weight="bold", va="center")
@@ -285,7 +289,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
             ax.text(left + WIDE, top - 0.16, f"{matmuls(tag)[number]} matmul", fontsize=WORDS, ha="right", va="center")
     for start, end in arrows:
         (x0, y0), (x1, y1) = places[start], places[end]
-        if x0 == x1 and y1 > y0 + 1.5 * DOWN:  # the arrow goes around the box in between
+        if x0 == x1 and y1 > y0 + 1.5 * down:  # the arrow goes around the box in between
             side, middle = x0 + WIDE + 0.2, y1 + HIGH / 2
             ax.plot([x0 + WIDE, side, side], [y0 + HIGH / 2, y0 + HIGH / 2, middle], color=style.INK, linewidth=2)
             ends = (side, middle), (x0 + WIDE, middle)
@@ -296,14 +300,16 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
         elif y0 == y1:
             ends = (x0 + WIDE, y0 + HIGH / 2), (x1, y1 + HIGH / 2)
         elif y0 > y1:
-            ends = (x0 + WIDE - 0.3, y0), (x1 + 0.3, y1 + HIGH)
+            ends = (x0 + WIDE - 0.3, y0), (x1 + 0.6, y1 + HIGH)
+            gap = [(0.8 * a + 0.2 * b, 0.2 * a + 0.8 * b) for a, b in zip(*ends, strict=True)]
+            ax.plot(*gap, color=style.tint(style.INK, 0.05), linewidth=11, zorder=3)  # a bridge over the other arrow
         else:
             ends = (x0 + WIDE - 0.3, y0 + HIGH), (x1 + 1.1, y1)
         style.arrow(ax, *ends, linewidth=2, mutation_scale=23)
     if tag == "FA2.A1":
-        _draw_shrinking(ax, x, y + 0.55 + DOWN)
+        _draw_shrinking(ax, x, y + 0.55 + down)
     else:
-        ax.text(x + RIGHT, y + 0.6 + 2 * DOWN, WORKER, fontsize=WORDS, va="top", linespacing=1.3)
+        ax.text(x + RIGHT, y + 0.6 + 2 * down, WORKER, fontsize=WORDS, va="top", linespacing=1.3)
 
 
 def _draw_shrinking(ax: style.Axes, x: float, y: float) -> None:
@@ -389,7 +395,25 @@ def cell_lines(row: Row, column: str) -> list[str]:
             formulas(line)
             for line in break_lines(with_unbroken_formulas(row.words).split(" "), WRAP["words"] - 2 * row.depth)
         ]
-    return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
+    lines = join_calls([part for line in getattr(row, column) for part in split_assignment(line, WRAP[column])])
+    return [part for line in lines for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
+
+
+def split_assignment(line: str, room: int) -> list[str]:
+    """Split an assignment of several values that is longer than `room` into assignments of one value each."""
+    names, _, values = line.partition(" = ")
+    parts = re.split(r", (?![^()]*\))", values)
+    each = list(zip(names.split(", "), parts, strict=False))
+    return [f"{name} = {value}" for name, value in each] if len(line) > room and len(each) == len(parts) else [line]
+
+
+def join_calls(lines: list[str]) -> list[str]:
+    """Join the lines of a cell in pairs if the two lines of each pair call the same function, and fit in one line."""
+    pairs = [lines[n : n + 2] for n in range(0, len(lines), 2)]
+    called = [[re.sub(r"^(\w+ = )?([\w.]+\().*", r"\2", line) for line in pair] for pair in pairs]
+    alike = all(names[0].endswith("(") and names == names[:1] * 2 for names in called)
+    joined = ["; ".join(pair) for pair in pairs]
+    return joined if alike and max(map(len, joined)) < WRAP["triton"] - 2 else lines
 
 
 def with_unbroken_formulas(words: str) -> str:
@@ -453,7 +477,7 @@ def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float)
     """
     tensors = assigned_tensors(row.numpy)
     for k, tensor in enumerate(tensors):
-        strip = (0.44 * k / len(tensors), middle - 0.17, 0.44 / len(tensors), 0.34)
+        strip = (0.44 * k / len(tensors), middle - 0.15, 0.44 / len(tensors), 0.3)
         style.box(ax, *strip, fill=style.fill(tensor), linewidth=0)
     ax.text(0.22, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
