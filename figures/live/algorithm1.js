@@ -114,6 +114,7 @@ class Board {
     [this.rowTick, this.colTick, this.stateTick] = upTo(3).map(() => upTo(N).map(tick));
     const names = ["Q", "Kᵀ", "Vᵀ", "m", "α", "ℓ", "o", "L"];
     this.names = Object.fromEntries(names.map((name) => [name, add(stage, "name", "div", name)]));
+    for (const [name, meaning] of Object.entries(MEANINGS)) this.names[name].dataset.meaning = this.names[name].title = meaning;
     [this.kept, this.result] = [add(stage, "caption"), add(stage, "caption")];
     this.frames = Object.fromEntries(["q", "kv", "s", "o"].map((name) => [name, add(stage, "window")]));
     stage.addEventListener("keydown", (e) => press(e, this));
@@ -138,7 +139,7 @@ class Board {
       ...{ c, h, qw, kh, x0: tick, xs, y0, ys, wide, state, sx, tick },
       rh: wide ? c : Math.max(26, Math.floor(c * 0.7)),
       sw: Math.min(wide ? 1.5 * c : 99, (width - sx) / state),
-      sy: wide ? ys : ys + N * h + 44,
+      sy: wide ? ys : ys + N * h + 58,
     };
   }
 
@@ -302,12 +303,13 @@ class Board {
     write(this.kept, all ? squares : `<b>${step.parts.s}</b> of ${N * N} scores kept · standard: all`);
     const finished = upTo(N).filter((r) => step.O[r] && (this.order !== "fa1" || step.op === "done"));
     const apart = finished.flatMap((r) => step.O[r].map((x, e) => Math.abs(x - this.run.exact.O[r][e])));
-    const text = `${finished.length} of ${N} rows done. Difference from the whole square: `;
+    const text = `${finished.length} of ${N} rows done. O differs by `;
     write(this.result, finished.length ? `${text}<b>${Math.max(...apart).toFixed(3)}</b>` : "");
     write(this.names.o, step.op === "done" ? "O" : "o");
   }
 }
 
+const MEANINGS = { m: "max s", ℓ: "Σ p", o: "Σ p v", L: "m + log ℓ" };
 const TITLES = {
   standard: "Standard attention: three kernels",
   fa1: "FlashAttention (FA1): keys outside",
@@ -439,7 +441,7 @@ function drawCode(code, step, row) {
   const numbers = values(step, row);
   code.items.forEach((item, n) => {
     const ops = LISTING[step.order][n][2].split(" ");
-    const last = step.op === "done" && set.order === "both" && ops.includes("store"); // stays, with what the run has taken
+    const last = step.op === "done" && step.order !== "standard" && ops.includes("store"); // stays, with what the run has taken
     const now = ops.includes(step.op) || last;
     item.className = now ? `now ${step.op}` : "";
     if (now) item.setAttribute("aria-current", "step");

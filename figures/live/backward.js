@@ -213,7 +213,7 @@ function counts(t) {
 }
 
 $("note").textContent =
-  `A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number on a tile is the worker that computes it, and the number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly.`;
+  `The number on a tile is the worker that computes it, and the number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly.`;
 follow(form, set, () => {
   transport.pause();
   prepare();
