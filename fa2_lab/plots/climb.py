@@ -31,33 +31,45 @@ def data() -> dict:
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
-NAMED = 1.13  # bars are labelled with speedups over the previous rung that are at least this large
+JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
+    "03": (3, "Scores stay on the chip, rows in parallel"),
+    "05": (1, "O is divided once, so a third program fits on an SM"),
+    "10": (1, "The copies of two tiles run ahead"),
+    "11": (1, "The two loops are swapped, so matmuls need not wait"),
+    "18": (1, "A tile has 128 keys instead of 64"),
+    "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
+}
+LOSES = 0.99  # a change that multiplies the speed by less than this has an open bar
 
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """Draw the speed of each rung relative to that of `peer`.
 
-    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. `peer` is (name, TFLOP/s
+    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump has the
+    jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s
     without a mask, TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (
         f"From {first:.0%} to {last:.0%} of {name}'s speed in {len(rungs) - 1} changes. A bar shows the speed without"
-        f" a mask, and a dot the speed under a causal mask. A factor marks a jump over the rung before. {setting}."
+        f" a mask, and a dot the speed under a causal mask. The six largest jumps are numbered, with their factors. The"
+        f" first one took three changes. An open bar is a change that loses speed without a mask. {setting}."
     )
     figure, ax = style.new_figure((0.225 if style.narrow() else 0.18) * len(rungs) + 0.35, caption)
     for y, (before, rung) in enumerate(zip([rungs[0], *rungs], rungs, strict=False)):
-        gain = rung.full / before.full
-        fill = style.OURS if gain >= NAMED else style.tint(style.INK, 0.2)
-        bar = style.box(ax, 0, y - 0.38, rung.full / full, 0.76, fill=fill, linewidth=0)
-        if gain >= NAMED:
-            label_inside = rung.full > 0.2 * full
-            words, weight = (f"×{gain:.2f}", "normal") if style.narrow() else (f"× {gain:.2f}", "bold")
-            text = style.note(ax, 0.01 + (not label_inside) * rung.full / full, y, words, fontweight=weight)
-            if label_inside:
-                text.set_color(style.ink_on(fill))
+        fill = style.OURS if rung.number in JUMPS else style.tint(style.INK, 0.2)
+        loses = rung.full < LOSES * before.full
+        look = dict(fill=style.PAPER, edgecolor=style.QUIET, linewidth=1.2) if loses else dict(fill=fill, linewidth=0)
+        bar = style.box(ax, 0, y - 0.38, rung.full / full, 0.76, **look)
+        if rung.number in JUMPS:
+            factor = rung.full / rungs[y - JUMPS[rung.number][0]].full
+            words = f"{list(JUMPS).index(rung.number) + 1}: × {factor:.2f}"
+            beside = style.narrow() and rung.full < 0.55 * full  # where the dot would cover the words
+            place, ink = (rung.full / full, style.INK) if beside else (0, style.ink_on(fill))
+            text = style.note(ax, place + 0.01, y, words, fontweight="bold", color=ink)
+            if not beside:
                 bar.label_text = text
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=5.5, linestyle="none")
     ax.plot([r.causal / causal for r in rungs], range(len(rungs)), "o", zorder=3, **dots)

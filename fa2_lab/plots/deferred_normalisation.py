@@ -29,31 +29,36 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]
     sums = [Operation("o ×α", "O", of_rows), Operation("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Operation(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
+    at_once = {}  # clocks per tile if all units work at once
     for algorithm, steps in loops.items():
         tile = time_model.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
         other_clocks = tile.tensor + tile.fp32 + tile.exp - sum(step.clocks for step in steps)
         steps.insert(len(scores), Operation("", "m", other_clocks))
+        at_once[algorithm] = max(tile.tensor, tile.fp32, tile.exp)
     once = io_model.fa2_forward_end(B_r, d)
     other_clocks = (once.total() - once["multiply"]) / chip.fp32_per_clock
     end = [Operation("", "m", other_clocks), Operation("o ÷ℓ", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
     speed = {rung.number: rung.full for rung in climb.data()["rungs"]}
-    return dict(loops=loops, end=end, setting=setting, measured=speed["05"] / speed["04"])
+    return dict(loops=loops, end=end, at_once=at_once, setting=setting, measured=speed["05"] / speed["04"])
 
 
 HIGH = 0.62
 
 
 @style.picture
-def draw(loops: dict[str, list], end: list, setting: str, measured: float) -> style.Drawn:
-    """Draw a tile's operations in FA1 and FA2 on one time axis, with the operations that FA2 runs after the loop."""
+def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: str, measured: float) -> style.Drawn:
+    """Draw a tile's operations in FA1 and FA2 on one time axis, with the operations that FA2 runs after the loop.
+
+    The last row shows the clocks of a tile if all units work at once, which `at_once` holds for FA1 and FA2.
+    """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
     caption = (
         f"If operations take turns, dividing once per row instead of once per tile saves {saved:.0%} of the clocks."
     )
     figure, ax = style.new_figure(
-        2.9,
+        3.5,
         f"{caption} If all units work at once, the number of clocks stays the same. A kernel may gain more than this"
         f" count shows, because the change also frees registers for more programs on an SM. {setting}.",
         f"rung 05 is {measured:.2f} times as fast as rung 04 on an H200, because a third program then fits on an SM",
@@ -69,13 +74,16 @@ def draw(loops: dict[str, list], end: list, setting: str, measured: float) -> st
     _boxes(ax, 2, end)
     style.note(ax, 0, 1.85, f"FA2, once per row block: {last:,.0f} clocks", weight="bold")
     style.note(ax, last + 40, 2 + HIGH / 2, "the only division")
+    counts = " and ".join(sorted({f"{clocks:,.0f}" for clocks in at_once.values()}))
+    style.note(ax, 0, 2.85, f"Both, all units at once: {counts} clocks", weight="bold")
+    style.box(ax, 0, 3, max(at_once.values()), HIGH, "the tensor cores", style.fill("S"))
     ticks = range(0, int(total["FA1"]), 1000)
-    style.bare(ax, (-15, total["FA1"] + 15), (-0.3, 2.7), xticks=ticks, xlabel="clocks →")
+    style.bare(ax, (-15, total["FA1"] + 15), (-0.3, 3.7), xticks=ticks, xlabel="clocks →")
     alt = (
         f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
         f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; this is a dashed, empty"
         f" box at the end of FA2's row. A third row has what FA2 does once after the last tile: one division and one"
-        f" scaling of o."
+        f" scaling of o. The last row shows a tile's clocks in FA1 and in FA2 if all units work at once: {counts}."
     )
     return figure, alt
 

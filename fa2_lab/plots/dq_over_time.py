@@ -52,7 +52,8 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
     )
     caption += (
-        " one tile. Its label, or the label of a row of boxes, names what is added to, in memory (+) or on the chip."
+        " one tile, or a row of tiles with notches between them. Its label names what is added to, in memory (+) or on"
+        " the chip."
     )
     caption += (
         " A mark is a write of dQ, with its writer. Each way is as long as it was measured, and its matmuls share"
@@ -64,11 +65,7 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
         end = max(visit[2] for visit in way["visits"])
         count = sum(map(len, way["writes"].values()))
         unit = took / end  # ms per matmul
-        for SM, start, stop, _ in way["visits"]:
-            style.box(
-                ax, unit * start, SM + 0.06, unit * (stop - start), 0.88, "", style.worker(SM), edgecolor=style.PAPER
-            )
-        _name_boxes(ax, way["visits"], unit)
+        _boxes(ax, way["visits"], unit)
         _writes(ax, {(i, unit * time): SMs for (i, time), SMs in way["writes"].items()}, T)
         ax.axvline(took, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
         ax.set_yticks([k + 0.5 for k in range(T)] + [T + 0.8 + i for i in range(T)],
@@ -87,15 +84,16 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
     return figure, alt
 
 
-def _name_boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
-    """Write each label once per SM, centred over the boxes that share the label. A matmul takes `unit` ms."""
+def _boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
+    """Draw a box for the tiles of an SM that share a label, with notches between them. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
     for SM, start, stop, label in visits:
-        spans.setdefault((SM, label), []).extend((start, stop))
+        spans.setdefault((SM, label), []).extend((unit * start, unit * stop))
     for (SM, label), times in spans.items():
-        words = style.note(ax, unit * (min(times) + max(times)) / 2, SM + 0.5, label, ha="center")
-        words.set(color=style.ink_on(style.worker(SM)))
-        words.set_bbox(dict(facecolor=style.worker(SM), edgecolor="none", pad=1.5))
+        first, last = min(times), max(times)
+        style.box(ax, first, SM + 0.06, last - first, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
+        for top in (0.06, 0.8):
+            ax.vlines([*{*times} - {first, last}], SM + top, SM + top + 0.14, color=style.PAPER, linewidth=1.2)
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:

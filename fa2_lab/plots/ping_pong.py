@@ -47,7 +47,7 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     """Draw one timeline of two consumers without ping-pong and one with it.
 
     Two bars below compare the speedup from ping-pong in the model with the measured one. The lowest and highest
-    measured speedups are `gains`, and `made` describes the measurement.
+    measured speedups are `gains`, between which the bar is open, and `made` describes the measurement.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
@@ -69,6 +69,9 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     without, turns = (panel["share"] for panel in panels)
     words = f"{turns / without:.2f}", f"{gains[0]:.2f} to {gains[1]:.2f}"
     style.named_bars(below, {"in this model": turns / without, "measured": gains[1]}, words, style.WORKERS[:2])
+    below.barh("measured", gains[1] - gains[0], left=gains[0], facecolor=style.PAPER, edgecolor=style.worker(1))
+    below.axvline(1, color=style.INK, linewidth=1.2)
+    below.set_xticks([1], labels=["equal"])
     below.set_title("Speed with ping-pong, divided by the speed without it")
     alt = (
         f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}. Two bars below: ping-pong"

@@ -9,18 +9,18 @@ from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
 RIVALS = {  # the fastest other implementations, which have separate lanes in each row
-    "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=7),
-    "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=6.5),
-    "cuDNN": dict(color=style.VERMILION, marker="^", markersize=7.5),
+    "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=6),
+    "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=5.5),
+    "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has a separate column or, on a phone, a short name
-LOW, HIGH = 0.6, 1.8  # the ratios at the ends of the scale
-TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6: "", 1.8: "1.8×"}
+FAR = ("FlexAttention", "torch flash")  # slower in almost all rows, which the key says
+LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
+TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
-SCALE = (0.2, 0.6), (0.02, 0.6)  # the scale's left and right ends on a page and on a phone, as shares of the width
+SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends on a page and on a phone, as shares of the width
 # The x-coordinates of the numbers, as shares of the picture's width.
-PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}
+PAGE = {"lane": 0.787, "slower": 0.992}
 PHONE = {"lane": 0.66, "slower": 0.99}
 STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the key's names, on a page and on a phone
 LINE = 0.16  # inches per line of small text
@@ -84,8 +84,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
     In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Next to them are the median and
-    the number of problems on which fa2_lab is slower. For the remaining implementations, the row shows only the
-    medians.
+    the number of problems on which fa2_lab is slower. The remaining implementations have no lanes, because they are
+    slower in almost all rows. The key counts these rows.
     """
     losses = [
         (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))
@@ -100,45 +100,28 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         f" fa2_lab loses in these rows: {'; '.join(f'in “{name}”, it has {slower}' for name, slower in losses)}."
         f" The scale of the ratios is logarithmic."
         f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
+        f" If a lane has an arrowhead and no mark, the median is also beyond the scale."
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     stacks = style.narrow()  # on a phone, a row's name and numbers are above its lanes
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
-    # These groups repeat the key beside their title, because the first key has scrolled out of view.
-    again = groups[2::3]
-    top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
-    bottom += 1.2 * len(again) * stacks
+    top, bottom = -2.9, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
     place = PHONE if stacks else PAGE
     across = blended_transform_factory(ax.transAxes, ax.transData)
-    for peer in () if stacks else FAR:
-        words = peer.replace(" ", "\n").replace("xA", "x-\nA")
-        style.note(ax, place[peer], -0.8, words, ha="right", transform=across)
-    if stacks:
-        style.note(ax, 0.01, -0.5, "; ".join(f"{short}: {peer}" for peer, short in FAR.items()), transform=across)
-    draw_key(ax, -1.7 if stacks else -0.5, across)
+    draw_key(ax, -0.5, across)
     style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
     style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
     y, before = 0.0, ""
     for (group, name, ratios), peers, high in zip(rows, lanes, highs, strict=True):
         if group != before:
             style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
-            if group in again:
-                draw_key(ax, y + (2 if stacks else 0.75), across, 0 if stacks else 0.43)
-            y, before = y + 1.5 + 1.2 * (stacks and group in again), group
+            y, before = y + 1.5, group
         edge = dict(edgecolor=style.INK, linewidth=1.4 if faster_implementations(ratios) else 0)
         style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
-        at = y + (0.6 if stacks else high / 2)
-        style.note(ax, 0.01, at, name, transform=across)
-        far = {peer: f"{median(ratios[peer]):.2f}×" if peer in ratios else "–" for peer in FAR}
-        if stacks:
-            words = ", ".join(f"{FAR[peer]} {number}" for peer, number in far.items() if peer in ratios)
-            style.note(ax, 0.99, at, words, ha="right", transform=across)
-        else:
-            for peer, number in far.items():
-                style.note(ax, place[peer], at, number, ha="right", transform=across)
+        style.note(ax, 0.01, y + (0.6 if stacks else high / 2), name, transform=across)
         for lane, peer in enumerate(peers):
             draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], RIVALS[peer], (place["lane"], across))
         ends = [y + stacks, y + high]
@@ -148,32 +131,41 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     left, right = SCALE[stacks]
     whole = (HIGH / LOW) ** (1 / (right - left))  # right end of the axes divided by the left end
     ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=(bottom, top), yticks=[])
-    ticks = [x for x in TICKS if x != 1.2 or not stacks]
+    ticks = [x for x in TICKS if x not in (0.9, 1.1) or not stacks]
     style.log_ticks(ax.xaxis, ticks, [TICKS[x] for x in ticks])
     ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
     ax.xaxis.set_label_position("top")
-    ax.set_xlabel(("\n" if stacks else " ").join(KEY) + f"\n{OUTLINED}", loc="left", fontsize=style.SMALL, labelpad=8)
+    gap = "\n" if stacks else " "
+    key = gap.join(KEY) + f"\n{OUTLINED}\n{slower_implementations(rows, gap)}"
+    ax.set_xlabel(key, loc="left", fontsize=style.SMALL, labelpad=8)
     ax.spines[:].set_visible(False)
     middles = "; ".join(f"{group}: {median_ranges(rows, group)}" for group in groups)
     middles = middles.replace("FlashAttention-", "FA")
     return figure, f"Speed ratios, one row for each setting. FA3 is FlashAttention-3. Medians: {middles}."
 
 
-def draw_key(ax: Axes, y: float, across: Transform, right: float = 0) -> None:
-    """Draw the mark and the name of each rival in a line at y.
+def slower_implementations(rows: list[Ratios], gap: str) -> str:
+    """Count the rows in which each implementation without lanes is slower than fa2_lab by median."""
+    counts = []
+    for peer in FAR:
+        found = [middles[peer] for *_, ratios in rows if peer in (middles := medians(ratios))]
+        counts.append(f"{peer} in {sum(x > 1 for x in found)} of {len(found)}")
+    return f"Not drawn, but slower in almost all rows:{gap}{', '.join(counts)}."
 
-    The line is shifted to the right by `right`, a share of the width.
-    """
+
+def draw_key(ax: Axes, y: float, across: Transform) -> None:
+    """Draw the mark and the name of each rival in a line at y."""
     narrow = style.narrow()
     for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
-        ax.plot([start + right], [y], linestyle="none", transform=across, **look)
-        style.note(ax, start + right + (0.03 if narrow else 0.018), y, peer, transform=across)
+        ax.plot([start], [y], linestyle="none", transform=across, **look)
+        style.note(ax, start + (0.03 if narrow else 0.018), y, peer, transform=across)
 
 
 def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
     """Draw the range and the median of the ratios to one implementation, and write both numbers at `number_place`.
 
-    `number_place` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale.
+    `number_place` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale. If the
+    median is beyond the scale, the arrowhead has the full colour.
     """
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
@@ -184,12 +176,14 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
         ax.plot([middle], [y], linestyle="none", markeredgecolor=style.INK, zorder=3, **look)
     for end, limit, marker in ((low, LOW, "<"), (high, HIGH, ">")):
         if end == limit:
-            ax.plot([end], [y], marker, color=color, markersize=9, markeredgewidth=0, zorder=1)
+            full = look["color"] if not LOW <= middle <= HIGH else color
+            ax.plot([end], [y], marker, color=full, markersize=9, markeredgewidth=0, zorder=1)
     ax.plot([x], [y], linestyle="none", transform=across, **look)
     style.note(ax, x + (0.03 if style.narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
     if slower:
-        words = f"{slower}{'' if style.narrow() else f' of {len(ratios)}'} slower"
-        style.note(ax, PHONE["slower"] if style.narrow() else PAGE["slower"], y, words, ha="right", transform=across)
+        words, look = f"{slower}{'' if style.narrow() else f' of {len(ratios)}'} slower", dict(color=style.QUIET)
+        place = PHONE if style.narrow() else PAGE
+        style.note(ax, place["slower"], y, words, ha="right", transform=across, **look)
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:

@@ -56,7 +56,7 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     errors.set(xlabel="error of o, in steps of bf16", yticks=[], ylim=(0, 1.12 * shares["m"].max()))
     errors.set_xticks(places, labels=["−½", "−¼", "0", "¼", "½"])
     errors.spines["left"].set_visible(False)
-    errors.set_title("share of the rows by error")
+    errors.set_title("rows in which two scores share the maximum")
     style.note(errors, 4.4, 1.06 * shares["m"].max(), "filled: exp(s − m)", ha="right")
     style.note(errors, 4.4, 0.96 * shares["m"].max(), "open: exp(s − 2m)", ha="right", color=style.OURS)
     lines.set_title("the sum of the errors in D grows")

@@ -73,9 +73,10 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: li
     space = "\n" if style.narrow() else " "
     words = f"{most} heads:{space}{measured[most] - 1:.0%} faster"
     style.beside(ax, words, (most, measured[most]), (-8, 24), va="bottom")
-    style.note(ax, max(model) + 0.4, 1.32, "bars: measured", ha="right", color=style.OURS)
-    style.note(ax, max(model) + 0.4, 1.24, "shaded: the model", ha="right", color=style.QUIET)
-    style.note(ax, max(model) + 0.4, 1.03, "as fast as before", ha="right", va="bottom", color=style.QUIET)
+    last = max(measured)
+    style.note(ax, last + 0.8, measured[last] - 0.1, "measured", ha="center", color=style.OURS)
+    style.note(ax, max(model) - 1.55, 0.925, "model", ha="center")
+    style.note(ax, max(model) + 0.4, 1.05, "as fast as before", ha="right", va="bottom", color=style.QUIET)
     ax.set(ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(low, high))
     ax.set_xticks([])
     _table(ax, counts, low)

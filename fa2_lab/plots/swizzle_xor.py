@@ -33,9 +33,10 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     """
     plain, swizzled = places
     caption = (
-        f"A swizzle stores each chunk at place chunk XOR row, so {steps[plain][chunk]} reads of one group of banks"
-        f" become one read of each group. A line is a row of K with 128 bytes, and a box is 16 bytes of it, with the"
-        f" number of its chunk. The framed boxes of chunk {chunk} are read together."
+        f"A swizzle spreads a column over all banks, so reading it takes {steps[swizzled][chunk]} step instead of"
+        f" {steps[plain][chunk]}. A line is a row of K with 128 bytes, and a box is 16 bytes of it, with the number of"
+        f" its chunk. The swizzle stores each chunk at place chunk XOR row. The framed boxes of chunk {chunk} are read"
+        f" together."
     )
     figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape

@@ -19,8 +19,8 @@ def data(d: int = 128, B_c: int = 128) -> dict:
 
 # The size of an element, the margin of a matrix and the gap around a sign, in units.
 PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)
-# The distance to the second matmul, and the space above and below the right operand.
-DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12
+# The distance to the second matmul, and the space above (on a page and on a phone) and below the right operand.
+DOWN, ABOVE, BELOW = 1.95, (0.52, 0.86), 0.12
 
 
 @style.picture
@@ -36,6 +36,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     caption += f" A frame marks what one wgmma instruction reads, with {len(warps)} rows and a depth of {deep}."
     figure, ax = style.new_figure(4.4, caption)
     size, around, between = PHONE if style.narrow() else PAGE
+    above = ABOVE[style.narrow()]
     each = products[0][1][2][1] * size + 2 * around  # the width of a column
     high, lines = products[0][1][2][0] * size, []
     for n in range(3):
@@ -43,8 +44,10 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
         for k, place in enumerate(places if places[0] != places[1] else places[:1]):
             tall = high + (0 if places[0] != places[1] else DOWN)
             ground = style.tint(style.INK, 0.09) if place == SHARED else style.PAPER
-            style.box(ax, x, k * DOWN - ABOVE, each, tall + ABOVE + BELOW, fill=ground, edgecolor=style.QUIET)
-            style.note(ax, x + each / 2, k * DOWN - ABOVE + 0.15, place, ha="center", weight="bold")
+            style.box(ax, x, k * DOWN - above, each, tall + above + BELOW, fill=ground, edgecolor=style.QUIET)
+            words = place if places[0] != places[1] else f"always {place}"
+            words = words.replace(" ", "\n") if style.narrow() else words
+            style.note(ax, x + each / 2, k * DOWN - above + 0.08, words, ha="center", va="top", weight="bold")
     for k, product in enumerate(products):
         for n, matrix in enumerate(product):
             _matrix(ax, n * (each + between) + around, k * DOWN + high / 2, size, matrix, n, deep)
@@ -56,7 +59,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     foot, times = DOWN + high + 0.36, products[0][0][2][1] // deep
     style.box(ax, 0, foot - 0.08, 0.16, 0.16, fill="none", linewidth=2.4)
     style.note(ax, 0.25, foot, f"what one of a matmul's {times} instructions reads")
-    style.bare(ax, (-0.02, 3 * each + 2 * between + 0.02), (-ABOVE - 0.02, foot + 0.15), aspect="equal")
+    style.bare(ax, (-0.02, 3 * each + 2 * between + 0.02), (-above - 0.02, foot + 0.15), aspect="equal")
     alt = (
         f"Two matmuls of a warpgroup, drawn as left operand times right operand = result. {', and '.join(lines)}. The"
         f" right operand is in shared memory both times, and the result is in registers, with {warps.count(0)} rows in"

@@ -87,7 +87,8 @@ PICTURES = {  # {picture: chapter that shows it}
     "rounding_bias": "D_numbers",
 }
 MOVING = {  # {animated picture: how it is made}
-    "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version.",
+    "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version. For "
+    "posting, there is also a [GIF](hero.gif).",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as a "
     "[GIF](climb_loop.gif).",
 }

@@ -1,17 +1,26 @@
-"""Small pictures for the cards of the first page, each made of a few tiles that are large enough to read.
+"""Small pictures of the chapters, each made of a few tiles that are large enough to read.
+
+The cards of the first page show them, and so do the pictures that other sites show when a chapter is shared.
 
 Each row is a string with one tile per character. A capital letter stands for a tensor with its name, a small letter for
 a tensor without its name, a digit for a worker, "#" for fa2_lab, and "/" for a masked or idle tile. A square character
 stands for a tile without a fill, and a full stop for an empty space. Any other character is drawn as text.
 """
 
+from io import BytesIO
+
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from fa2_lab.plots import style
+from fa2_studio.book.chapters import Chapter
 
 INCHES = (2.69, 1.42)  # a card's width and height
+POSTED = (5.4, 2.835)  # width and height in inches of the picture shown when a chapter is shared, 1200 × 630 pixels
 GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
 PALER = 0.22  # tint of t, whose score is smaller than that of p
 CARDS = {  # {chapter: (description of its picture, rows of tiles)}
@@ -105,12 +114,44 @@ def draw_card(rows: tuple[str, ...]) -> Figure:
     """Draw these tiles as a card's picture, as large as the card allows."""
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=INCHES)
-        ax = figure.add_axes((0.04, 0.06, 0.92, 0.88))
-        style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect="equal")
-        for i, row in enumerate(rows):
-            for j, mark in enumerate(row):
-                draw_tile(ax, j, i, mark)
+        draw_tiles(figure.add_axes((0.04, 0.06, 0.92, 0.88)), rows)
         return figure
+
+
+def preview_png(chapter: Chapter) -> bytes:
+    """Return the picture shown when a chapter is shared: its number, title and question, and its card's tiles."""
+    with matplotlib.rc_context(style.RC):
+        figure = Figure(figsize=POSTED, dpi=1200 / POSTED[0])
+        draw_tiles(figure.add_axes((0.53, 0.14, 0.44, 0.76)), CARDS[chapter.name][1])
+        look = dict(ha="left", va="top")
+        words = chapter.title.replace("-", "\u2011")  # FlashAttention-2 is not broken
+        title = figure.text(0.035, 0.82, words, fontsize=20, fontweight="bold", **look)
+        style.fold(title, 0.48 * figure.bbox.width)
+        end = title.get_window_extent().y0 / figure.bbox.height
+        question = figure.text(0.035, end - 0.05, chapter.question, fontsize=12.5, linespacing=1.3, **look)
+        style.fold(question, 0.46 * figure.bbox.width)
+        kind = "Chapter" if chapter.number[0].isdigit() else "Appendix"
+        figure.text(0.035, 0.94, f"{kind} {chapter.number}", fontsize=12.5, color=style.QUIET, **look)
+        figure.text(0.035, 0.05, "fa2_lab", fontsize=12, fontweight="bold", color=style.OURS)
+        figure.text(0.965, 0.05, "FlashAttention-2, line by line", fontsize=12, color=style.QUIET, ha="right")
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+    return with_palette(Image.fromarray(np.asarray(canvas.buffer_rgba())))
+
+
+def with_palette(image: Image.Image) -> bytes:
+    """Return the picture as PNG with few colours, so that it loads quickly."""
+    png = BytesIO()
+    image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(png, "PNG", optimize=True)
+    return png.getvalue()
+
+
+def draw_tiles(ax: Axes, rows: tuple[str, ...]) -> None:
+    """Draw these tiles, as large as the axes allow."""
+    style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect="equal")
+    for i, row in enumerate(rows):
+        for j, mark in enumerate(row):
+            draw_tile(ax, j, i, mark)
 
 
 def draw_tile(ax: Axes, x: int, y: int, mark: str) -> None:

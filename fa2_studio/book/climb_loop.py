@@ -9,16 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fa2_lab.plots import climb
-from fa2_lab.plots.climb import RungSpeeds
+from fa2_lab.plots.climb import JUMPS, RungSpeeds
 
-JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
-    "03": (3, "Scores stay on the chip, rows in parallel"),
-    "05": (1, "O is divided once, so a third program fits on an SM"),
-    "10": (1, "The copies of two tiles run ahead"),
-    "11": (1, "The two loops are swapped, so matmuls need not wait"),
-    "18": (1, "A tile has 128 keys instead of 64"),
-    "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
-}
 LOST = 0.02  # a change that costs more than this share of the peer's speed is marked with an arrow
 
 
@@ -176,6 +168,7 @@ def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: li
         + "".join(change_line_svg(film, rungs, k, at) for k in range(len(rungs)))
         + "".join(jump_row_svg(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
         + svg_text(X, H - 24, "fa2_lab", "p")
+        + svg_text(X + 184, H - 24, "Pale parts of the bar: all other gains", "q")
         + svg_text(X + WIDTH, H - 24, "FlashAttention-2, line by line", "q", END_OF)
     )
     words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)

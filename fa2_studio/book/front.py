@@ -117,10 +117,11 @@ def part_html(title: str, numbers: str) -> str:
 
 
 def write_card_pictures(folder: Path) -> None:
-    """Write the pictures of all cards."""
+    """Write the picture of each chapter's card, and the picture that other sites show when the chapter is shared."""
     folder.mkdir(exist_ok=True)
-    for name in CARDS:
-        files.write(folder / f"{name}.svg", cards.card_svg(name))
+    for chapter in written():
+        files.write(folder / f"{chapter.name}.svg", cards.card_svg(chapter.name))
+        files.write(folder / f"{chapter.name}.png", cards.preview_png(chapter))
 
 
 def card_html(chapter: Chapter) -> str:

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
+from fa2_lab.plots.climb import JUMPS
 from fa2_lab.records import Record, load, recorded
 from fa2_lab.tools import rung_diff
-from fa2_studio.book.climb_loop import JUMPS
 from fa2_studio.book.hopper import marked
 
 

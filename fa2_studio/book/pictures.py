@@ -1,8 +1,9 @@
 """Make the moving climb for the README and the site, and the data of the interactive figures.
 
-Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for sharing: a GIF of
-the whole climb, and a PNG of the card shown in link previews. If the environment variable SITE is set, the card
-contains the site's address. The README's light and dark pictures of the interactive Algorithm 1 are also renewed.
+Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes the files for sharing: a GIF of
+each moving picture, the card shown in link previews, and a still of each interactive figure for links to its page. If
+the environment variable SITE is set, the card contains the site's address. The README's pictures of the interactive
+Algorithm 1 are also renewed.
 """
 
 import base64
@@ -19,23 +20,43 @@ from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
 
 from fa2_lab.plots import live
+from fa2_lab.tools.figures import PHONE
 from fa2_lab.tools.files import ROOT, write
 from fa2_studio.book import climb_loop, live_data
+from fa2_studio.book.cards import with_palette
 from fa2_studio.book.climb_loop import H, W, svg_text
 
-LOOP, CARD = "climb_loop", "card"
-CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
+LOOP, HERO, CARD = "climb_loop", "hero", "card"
+CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars"
 LIGHT = "--blink-settings=preferredColorScheme=1"
+SETTLED = "--virtual-time-budget=5000", "--force-prefers-reduced-motion"  # once the page's scripts have drawn it
 STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
-# README's interactive figure, at the step where a row's sums shrink.
+# README's picture of an interactive figure: its settings, its title, and its style on a card without the buttons.
 PIECE, SHRINKS = "algorithm1", "step=54&theme={}&deck"
+STEP = '<h1 class="title">One step of Algorithm 1: two rows meet a larger score</h1>'
+FRAMED = """html{{background:{}}}
+body{{height:100vh;padding:14px;border:1.5px solid {};border-radius:14px;overflow:hidden}}
+.title{{margin:0 8px 8px}}#transport,#code-side{{display:none}}"""
+STACKED = """.title{font-size:18px;margin:0 0 8px}:is(header,.settings,.refused,.legend,.meter,.speed){display:none}
+.algorithm{padding:0;margin:0}.say{min-height:0}"""  # on a phone
+PAGES = {"light": ("#fff", "#d9dce0"), "dark": ("#0d1117", "#343b44")}  # {theme: colours of the page and of the edge}
+SHARED = {  # {interactive figure: (its settings, the window's width)} in link previews
+    "algorithm1": ("step=54&theme=light&deck", 980),
+    "softmax": ("step=5&theme=light", 1000),
+    "tiles": ("theme=light", 1200),
+    "climb": ("shape=full128&theme=light", 1200),
+    "timetable": ("theme=light", 1000),
+    "backward": ("theme=light", 1000),
+    "race": ("theme=light", 1000),
+}
 FRAME, FIRST = 0.08, 1.4  # duration in seconds of a GIF frame, and of the result shown first
+HERO_SECONDS = 16.5  # the length of README's first moving picture
 
 TITLE = "FlashAttention-2, line by line"
 FACTS = (  # pairs of lines, the first of which is bold
     *("The same output", "from one tile at a time"),
     *("Every line of the paper", "run, and checked in float64"),
-    *("{first} → {last}", "of {peer}'s speed"),
+    *("Forward: {first} → {last}", "of {peer}'s speed"),
 )
 SQUARES = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="8 4 752 470" width="752" height="470">'  # of README's hero
 LOOKS = """
@@ -55,18 +76,24 @@ def render_frames(browser: str, svg: str, times: list[float]) -> list[Image.Imag
 
     Chromium draws all frames on a single page, one below another.
     """
+    w, h = map(int, re.search(r'width="(\d+)" height="(\d+)"', svg).groups())
     page = "<!doctype html><style>*{margin:0}img{display:block}</style>"
     for t in times:
         still = svg.replace("</style>", STILL.format(t), 1)
         page += f'<img src="data:image/svg+xml;base64,{base64.b64encode(still.encode()).decode()}">'
+    sheet = screenshot(browser, page, (w, h * len(times)), 1, LIGHT)
+    return [sheet.crop((0, k * h, w, (k + 1) * h)) for k in range(len(times))]
+
+
+def screenshot(browser: str, page: str, size: tuple[int, int], scale: float, *options: str) -> Image.Image:
+    """Return a picture of an HTML page in a window of this width and height, enlarged by `scale`."""
     with tempfile.TemporaryDirectory() as folder:
-        html, png = Path(folder, "frames.html"), Path(folder, "frames.png")
+        html, png = Path(folder, "page.html"), Path(folder, "page.png")
         html.write_text(page, encoding="utf-8")
-        where = [f"--window-size={W},{H * len(times)}", f"--screenshot={png}", html.as_uri()]
-        call = [browser, *CHROMIUM.split(), LIGHT, f"--user-data-dir={folder}/profile", *where]
-        subprocess.run(call, check=True, capture_output=True, timeout=120)
-        sheet = Image.open(png).convert("RGB")
-    return [sheet.crop((0, k * H, W, (k + 1) * H)) for k in range(len(times))]
+        window = [f"--window-size={size[0]},{size[1]}", f"--force-device-scale-factor={scale}"]
+        call = [browser, *CHROMIUM.split(), *window, *options, f"--user-data-dir={folder}/profile"]
+        subprocess.run([*call, f"--screenshot={png}", html.as_uri()], check=True, capture_output=True, timeout=120)
+        return Image.open(png).convert("RGB")
 
 
 def preview_card() -> str:
@@ -98,36 +125,32 @@ def still_of(browser: str, svg: str) -> bytes:
     return out.getvalue()
 
 
-def still_of_piece(browser: str, theme: str) -> bytes:
-    """Return README's interactive figure as PNG, at a step that shows many of its elements."""
-    out = BytesIO()
-    with tempfile.TemporaryDirectory() as folder:
-        html, png = Path(folder, "piece.html"), Path(folder, "piece.png")
-        html.write_text(live.page(PIECE, SHRINKS.format(theme)), encoding="utf-8")
-        looks = [
-            "--force-device-scale-factor=2",
-            "--window-size=980,440",
-            "--virtual-time-budget=5000",
-            "--force-prefers-reduced-motion",
-        ]
-        call = [browser, *CHROMIUM.split(), *looks, f"--user-data-dir={folder}/profile", f"--screenshot={png}"]
-        subprocess.run([*call, html.as_uri()], check=True, capture_output=True, timeout=120)
-        Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
-    return out.getvalue()
+def readme_step(browser: str, theme: str, size: tuple[int, int], looks: str = "") -> bytes:
+    """Return README's interactive figure as PNG, on a card and at a step that shows many of its elements."""
+    page = live.page(PIECE, SHRINKS.format(theme)).replace("<body>", f"<body>{STEP}")
+    page = page.replace("</head>", f"<style>{FRAMED.format(*PAGES[theme])}{looks}</style></head>")
+    return with_palette(screenshot(browser, page, size, 2, *SETTLED))
 
 
-def animated_gif(browser: str, svg: str) -> bytes:
-    """Return the whole loop as a GIF at two thirds of its size. Pillow merges equal frames into a longer one.
+def shared_still(browser: str, name: str) -> bytes:
+    """Return an interactive figure as PNG, for previews of links to its page."""
+    settings, width = SHARED[name]
+    page = live.page(name, settings)
+    return with_palette(screenshot(browser, page, (width, width * H // W), W / width, *SETTLED).resize((W, H)))
+
+
+def animated_gif(browser: str, svg: str, whole: float, size: float) -> bytes:
+    """Return a whole loop of `whole` seconds as a GIF, scaled by `size`. Pillow merges equal frames into a longer one.
 
     The GIF begins with the result, because previews show the first frame.
     """
-    whole = climb_loop.loop_seconds()
     times = [(whole - FIRST + k * FRAME) % whole for k in range(int(whole / FRAME))]
     shown = [image for k in range(0, len(times), 12) for image in render_frames(browser, svg, times[k : k + 12])]
-    small = [image.resize((W * 2 // 3, H * 2 // 3)) for image in shown]
+    small = [image.resize((int(image.width * size), int(image.height * size))) for image in shown]
     for k in range(1, len(small)):
         small[k] = small[k - 1] if are_alike(small[k - 1], small[k]) else small[k]
-    palette, out = small[0].quantize(64), BytesIO()
+    # This method has no colour close to white, which pillow would confuse with white.
+    palette, out = small[0].quantize(64, Image.Quantize.MAXCOVERAGE), BytesIO()
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in small]
     first.save(out, "GIF", save_all=True, append_images=others, duration=round(1000 * FRAME), loop=0)
     return out.getvalue()
@@ -149,12 +172,18 @@ def main(folder: Path = ROOT / "figures") -> None:
         print(write(folder / name, content))
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print("no Chromium here, so the climb's GIF and card stay as they are")
+        print("no Chromium here, so the GIFs, the card and the stills stay as they are")
     else:
         print(write(folder / f"{CARD}.png", still_of(browser, preview_card())))
-        for theme in ("light", "dark"):
-            print(write(folder / f"{PIECE}_{theme}.png", still_of_piece(browser, theme)))
-        print(write(folder / f"{LOOP}.gif", animated_gif(browser, made[f"{LOOP}.svg"])))
+        for theme in PAGES:
+            print(write(folder / f"{PIECE}_{theme}.png", readme_step(browser, theme, (980, 470))))
+            narrow = readme_step(browser, theme, (390, 728), STACKED)
+            print(write(folder / PHONE / f"{PIECE}_{theme}.png", narrow))
+        for name in SHARED:
+            print(write(folder / "live" / f"{name}.png", shared_still(browser, name)))
+        hero, seconds = (folder / f"{HERO}.svg").read_text(encoding="utf-8"), climb_loop.loop_seconds()
+        print(write(folder / f"{HERO}.gif", animated_gif(browser, hero, HERO_SECONDS, 1)))
+        print(write(folder / f"{LOOP}.gif", animated_gif(browser, made[f"{LOOP}.svg"], seconds, 2 / 3)))
 
 
 if __name__ == "__main__":

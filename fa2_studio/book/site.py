@@ -6,13 +6,14 @@ import re
 import shutil
 import tempfile
 from functools import cache
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 
 import nbformat
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
+from fa2_lab.plots import live
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PICTURES, build_posters
 from fa2_studio.bench.page import site_page
@@ -86,27 +87,34 @@ def render_site(folder: Path) -> Path:
         build_posters(folder / "figures")  # built again, because they now show the site's address
     front.write_card_pictures(folder / "figures" / front.SMALL)
     for piece in (folder / "figures" / "live").glob("*.html"):
-        html = re.sub(r'<meta property="og:image"[^>]*>\n?', "", piece.read_text(encoding="utf-8"))
-        title = re.search("<title>(.*?)</title>", html)[1]
-        files.write(piece, html.replace("</head>", f"{preview_tags(title, '../../')}</head>", 1))
+        html = piece.read_text(encoding="utf-8")
+        title, words, _ = live.page_texts(piece.stem)
+        tags = preview_tags(title, "../../", f"live/{piece.stem}.png", words)
+        files.write(piece, html.replace("</head>", f"{tags}</head>", 1))
     return folder / "index.html"
 
 
 def add_link_preview(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
-    """Add link-preview tags (a title and a picture) to a page that does not have them yet."""
+    """Add link-preview tags to a page that does not have them yet. A chapter has a picture of its own."""
     if "og:image" not in context.get("metatags", ""):
-        words = re.sub("<[^>]*>", "", context.get("title", ""))
-        context["metatags"] = context.get("metatags", "") + preview_tags(words, "../" * page.count("/"))
+        title = re.sub("<[^>]*>", "", context.get("title", ""))
+        chapter = next((c for c in written() if c.name == page), None)
+        own = (f"{front.SMALL}/{page}.png", chapter.question) if chapter else ()
+        context["metatags"] = context.get("metatags", "") + preview_tags(title, "../" * page.count("/"), *own)
 
 
-def preview_tags(title: str, up: str) -> str:
-    """Return the tags for a page's preview on other sites.
+def preview_tags(title: str, up: str, picture: str = "card.png", words: str = front.SENTENCE) -> str:
+    """Return the tags for a page's preview on other sites: its title, a picture in figures/, and a sentence.
 
     The picture's address is complete if the site's address is known, and otherwise a path that begins with `up`.
     """
-    image = f"{SETTINGS['html_baseurl'] or up}figures/card.png"
-    tags = {"property=og:title": title, "property=og:image": image, "name=twitter:card": "summary_large_image"}
-    return "".join('<meta {}="{}" content="{}">\n'.format(*kind.split("="), words) for kind, words in tags.items())
+    tags = {
+        "property=og:title": title,
+        "property=og:description": escape(words),
+        "property=og:image": f"{SETTINGS['html_baseurl'] or up}figures/{picture}",
+        "name=twitter:card": "summary_large_image",
+    }
+    return "".join('<meta {}="{}" content="{}">\n'.format(*kind.split("="), text) for kind, text in tags.items())
 
 
 def write_sources(folder: Path) -> None:
