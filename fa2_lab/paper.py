@@ -313,7 +313,7 @@ class Whereabouts:
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line is reserved
+        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line may name what is left out
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []

@@ -80,7 +80,7 @@ SNIPPET = Erratum(
     "maximum of each tile alone, and sends O, ℓ and m to HBM and back in every step.",
     instead="Algorithm 2 of the FA1 paper, whose traffic is what the meter counts, unlike the snippet's.",
     met="Dao-AILab/flash-attention #40, #766",
-    wrong=lambda: fa2_traffic(128) - 128,  # without L: Q and O stay on chip, and K and V are streamed
+    wrong=lambda: fa2_traffic(128) - 128,  # the snippet's traffic, which is FA2's traffic without L
     right=lambda: fa1_traffic(128),
     error=lambda elements: abs(elements - metered(fa1, 128)),
     unit="elements",

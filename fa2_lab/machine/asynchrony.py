@@ -76,7 +76,7 @@ class Block:
         self.policies = POLICIES | policies
         self.clock, self.actor = 0.0, ""
         self.running: list[Job] = []
-        self.jobs: list[Job] = []  # in the order in which they ended
+        self.jobs: list[Job] = []  # the finished jobs, in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
         """Start a job of `clocks` clock cycles on `unit` for the running actor, and return the job without waiting."""

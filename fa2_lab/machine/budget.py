@@ -122,7 +122,7 @@ def table(
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
     """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`. `options` are passed on to fits().
 
-    The number of warps is the first entry of `warps` with which the block fits, or the last entry if there is none.
+    The number of warps is the first entry of `warps` for which the block fits, or the last entry if none does.
     """
     best = {}
     for B_r, B_c in product(sizes, sizes):

@@ -22,8 +22,8 @@ class Chip:
     compute_capability: tuple[int, int]
     SMs: int
     clock_hz: int  # boost clock while the tensor cores run
-    tensor_flops: float  # per second, dense fp16/bf16 with fp32 accumulation, as printed in the datasheet
-    fp32_flops: float  # per second, as printed in the datasheet (an FMA counts as two)
+    tensor_flops: float  # dense fp16 or bf16 FLOPs per second, accumulated in fp32, as printed in the datasheet
+    fp32_flops: float  # FP32 FLOPs per second, as printed in the datasheet (an FMA counts as two)
     tensor_per_clock: int  # FLOPs per clock per SM
     fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock per SM: one per FP32 lane
     exp_per_clock: int = 16  # exponentials per clock per SM
@@ -38,7 +38,7 @@ class Chip:
     hbm_bytes: int
     hbm_per_second: float  # bytes
     l2_bytes: int
-    link_per_second: float  # bytes to other GPUs in one direction; datasheets give the sum of both directions
+    link_per_second: float  # bytes per second to other GPUs in one direction; datasheets add both directions
 
 
 # The tables ------------------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def tile_bytes(rung: Rung) -> int:
 def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
     """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
-    By default, the SM holds as many programs as fit. A warpgroup that reaches a unit is assumed to find the average
-    queue of a system with one warpgroup fewer.
+    By default, the SM holds as many programs as fit. A warpgroup that reaches a unit is assumed to find the queue
+    that this unit would have on average if the SM ran one fewer warpgroup (mean-value analysis).
     """
     demands = unit_clocks(rung, chip)
     wait = STALL_CLOCKS if rung.number < COPIED_AHEAD else STALL_CLOCKS_PREFETCHED
@@ -118,7 +118,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles left in each running program, per SM
-    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when the next end was last planned, and how often
+    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when its next end was last planned, and the number of plans
     ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, value of plan[SM] when this was planned)
 
     def plan_end(SM: int, now: float) -> None:

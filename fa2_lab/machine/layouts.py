@@ -12,7 +12,7 @@ import numpy as np
 
 ATTRIBUTE = re.compile(r"#ttg\.(\w+)<\{(.*)\}>", re.DOTALL)
 FIELD = re.compile(r"(\w+) = (\[[^\]]*\]|\w+)")
-CHUNK_BYTES = 16  # size of a chunk, which a lane loads with ldmatrix and swizzling moves as a whole
+CHUNK_BYTES = 16  # size of a chunk, which ldmatrix loads for one lane, and which swizzling moves as a whole
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
 

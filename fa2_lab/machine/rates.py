@@ -13,7 +13,7 @@ from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
-L2_PER_CLOCK = 5120  # bytes for a whole A100 (NVIDIA A100 whitepaper); no figures are published for later chips
+L2_PER_CLOCK = 5120  # bytes per clock from an A100's L2 (NVIDIA A100 whitepaper); none are published for later chips
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: number of tensor-core FLOPs that take as long as one operation or byte of this unit}."""
+        """Return {unit: tensor-core FLOPs that take as long as one of its operations or, for a memory, as one byte}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 

@@ -96,7 +96,7 @@ class Shares:
         ]
 
 
-# The other ways ---------------------------------------------------------------------------------------------------
+# Split-KV ---------------------------------------------------------------------------------------------------------
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
@@ -112,11 +112,11 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 def read_seconds(
     tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
 ) -> float:
-    """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
+    """Return the time in seconds that `programs` programs take to read all tiles in equal shares.
 
-    `tiles` lists the number of tiles in each head, and a tile has `tile_bytes` bytes. A program that runs alone reads
-    `alone` bytes per second. Concurrent programs share `bandwidth`, in bytes per second, equally. `slots` is the number
-    of programs that can run concurrently.
+    The time does not include launch overhead. `tiles` lists the number of tiles in each head, and a tile has
+    `tile_bytes` bytes. A program that runs alone reads `alone` bytes per second. Concurrent programs share `bandwidth`,
+    in bytes per second, equally. `slots` is the number of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)

@@ -68,7 +68,7 @@ def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarra
 def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the gradients of −Σ log O[i, word i + 1] with respect to W_Q and W_K, using the formulas of chapter 01."""
     Q, K, V = head(words[:-1], W_Q, W_K)
-    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O[i] holds each word's probability of coming next
+    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O[i] holds each word's probability of following word i
     dO, rows = np.zeros_like(O), np.arange(len(O))
     dO[rows, words[1:]] = -1 / (O[rows, words[1:]] + 0.01)
     dQ, dK, _ = naive.backward(Q, K, V, P, dO, tau=1.0)

@@ -9,7 +9,8 @@ def data(N: int = 10, B_c: int = 4) -> dict:
 
 
 ROW = 0.32
-PAGE = (1.4, (2.15, 1.2), 4.1)  # a matrix's width, the thread's (left edge, width) and the tile's left edge, in units
+# The width of a matrix, the thread's (left edge, width), and the tile's left edge, in data units.
+PAGE = (1.4, (2.15, 1.2), 4.1)
 PHONE = (0.95, (1.4, 1.05), 2.95)
 
 

@@ -45,8 +45,8 @@ def measured(record: Record) -> Measurement:
 def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> style.Drawn:
     """Draw two timelines, one with atomic adds and one with two passes.
 
-    Each timeline shows the SMs over time and, below them, the blocks of dQ, with a mark for each write. Its length is
-    the measured time, which is divided evenly among its matmuls.
+    Each timeline shows the SMs over time and, below them, the blocks of dQ, with a mark for each write. The length of a
+    timeline is the measured time, which is divided evenly among the matmuls.
     """
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"

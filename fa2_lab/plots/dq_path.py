@@ -16,7 +16,7 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers
 
 PAGE = ((0, 1.5), (2.65, 1.3), (4.75, 0.95))  # (left edge, width) of the column blocks, L2 and HBM
 PHONE = ((0, 1.05), (1.65, 1.05), (3.15, 0.92))
-PITCH = 0.52  # distance from one column block to the next, in units
+PITCH = 0.52  # distance from one column block to the next, in data units
 
 
 @style.picture

@@ -45,7 +45,7 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
     """Draw the memories' sizes as areas, and their bandwidths as bars beside them or, on a phone, below them."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
-    side = 1.75 if style.narrow() else 2.16  # side length of the square for HBM, in units
+    side = 1.75 if style.narrow() else 2.16  # side length of the square for HBM, in data units
     figure, ax = style.new_figure(side + (2.6 if style.narrow() else 1.1), caption)
     words, pitch = _sizes(ax, places, side), side / (len(places) - 1)
     speeds = {place.name: place.speed for place in places} | {"other GPUs": link}

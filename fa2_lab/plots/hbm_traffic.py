@@ -1,4 +1,4 @@
-"""Plot of FA1's HBM traffic against the size of on-chip memory, with standard attention and the lower bound."""
+"""Plot of FA1's and standard attention's HBM traffic against the size of on-chip memory, and of the lower bound."""
 
 from itertools import pairwise
 

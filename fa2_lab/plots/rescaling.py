@@ -1,4 +1,4 @@
-"""Bar chart of the terms of l and o before and after a new maximum rescales them, and with the new terms added."""
+"""Bar chart of the terms of l and o: before a new maximum rescales them, after it has, and with the new terms added."""
 
 from fractions import Fraction
 

@@ -44,7 +44,8 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
     buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has a separate buffer
-    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # number of multiplications of a thread's o by alpha
+    # From rung 22 on, a thread skips its multiplications of o by α in most tiles.
+    skipped = model.ROWS * d // 128 if number >= LAGGING else 0
     return Sizes(
         number,
         keys,
@@ -95,7 +96,7 @@ THICK = {
     23: " A thick edge marks the third consumer, and a dashed box the clocks to spare.",
 }
 LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
-# {rung: clock cycles drawn}, for rungs whose change within a tile is small.
+# {rung: clock cycles drawn}, for rungs that change little within a tile.
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}
 
 

@@ -238,7 +238,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """Call new_figure() for rows of axes, which are side by side on a page and stacked on a phone."""
+    """Call new_figure() for a grid of axes. On a phone, the axes of each row are stacked."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)

@@ -8,7 +8,7 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Return, for each layout, the rank that computes each pair of pieces of Q and K, and each rank's tile count."""
+    """Return, for each layout, which rank computes each (Q piece, K piece) pair, and how many tiles each rank has."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {
         layout: ring.tiles_per_step(even_lengths(N, ranks), layout, causal=True, B_r=B, B_c=B).sum(axis=1).tolist()

@@ -1,1 +1,1 @@
-"""The commands of `fa2-lab`: the tour, doctor, the examiner, the pictures, the ladder, and xray."""
+"""The commands of `fa2-lab`, such as tour, doctor, examine, figures, ladder and xray."""

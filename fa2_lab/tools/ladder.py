@@ -87,7 +87,7 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled property of a rung, such as "registers", as "a/b", where a is without a mask and b causal."""
+    """Return "a/b": a rung's compiled property, such as "registers", without a mask (a) and with a causal mask (b)."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 

@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """Return the largest error divided by the largest value in `truth`, or infinity if their infinities differ."""
+    """Return the largest error divided by the largest value in `truth`, or infinity if x has other infinite entries."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf
