@@ -23,6 +23,7 @@ ROWS, LETTERS = 15.5, 64  # number of lines of text on a slide, and number of le
 FULL, WIDE = 17, 70  # the same limits for code, whose lines are closer together
 # The most lines of a cell shown whole on a slide, and the most letters of a line that keeps its comment.
 SHORT, NOTED = 11, 60
+SMALLER = 0.84  # size of the letters on a slide that would otherwise be too full
 SMALL = 84  # longest printed line that is not wrapped; at this length, its letters are at least 24 pixels high
 # Letters per line of text and of code beside a picture, and letters per table row.
 COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74
@@ -118,6 +119,7 @@ def table_to_html(part: str) -> list[str]:
         max(ceil(n * fold / most) if most > 12 else 1 for n, most in zip(row, columns, strict=True)) for row in long
     ]
     high = [0.95 * n + 0.2 for n in lines]
+    high = [SMALLER * h for h in high] if sum(high) > ROWS else high  # so that it needs fewer slides
     size = dict(zip(rows, high[1:], strict=True))
     parts = split_by_height(rows, high[1:], ROWS - high[0])
     tables = [

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
-    what.add_argument("--slides", type=Path, metavar="DIR", help="write twelve lectures as decks and handouts into DIR")
+    what.add_argument("--slides", type=Path, metavar="DIR", help="write the lectures as decks and handouts into DIR")
     what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
     what.add_argument("--record", action="store_true", help="renew the outputs of the committed notebooks instead")
     what.add_argument("--pictures", action="store_true", help="renew only the pictures in the committed notebooks")

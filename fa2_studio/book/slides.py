@@ -1,4 +1,4 @@
-"""Make twelve lectures from the headings, sentences, pictures, listings and interactive figures of the chapters.
+"""Make thirteen lectures from the headings, sentences, pictures, listings and interactive figures of the chapters.
 
 Each lecture is a single, self-contained HTML file. The arrow keys turn the slides, and n shows the notes. Printing the
 file gives the handout.
@@ -31,7 +31,8 @@ LECTURES = {  # {title: {chapter: numbers of the parts to show, or "" for the wh
     "The backward pass": {"05": ""},
     "Workers and warps": {"06": "", "07": ""},
     "Triton": {"08": "", "09": ""},
-    "The ladder": {"10": "", "11": ""},
+    "The ladder": {"10": ""},
+    "The workshop": {"11": ""},
     "Hopper": {"12a": "1 3 4", "12b": "1", "13": "1"},
     "Decoding": {"14": ""},
     "Rings and masks": {"15": "", "16": ""},
