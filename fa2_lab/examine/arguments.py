@@ -58,7 +58,7 @@ class Arguments:
         self.window_may_be_open = any(isinstance(x, tuple) and -1 in x for x in windows)
         self.lengths_are_int = False  # whether lengths are one number, so that each batch entry needs its own call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
-        self.mask_is_float = False  # whether masks are 1 and 0 instead of True and False
+        self.mask_is_float = False  # whether masks contain 1 and 0 instead of True and False
 
     def named(self, role: str) -> list[str]:
         """Return the names of the arguments that have this role."""
@@ -68,7 +68,10 @@ class Arguments:
         return role in self.roles.values()
 
     def fitted(self, case: AttentionCase) -> AttentionCase:
-        """Return the case with the softcap that the function uses if none is passed, and with its kind of window."""
+        """Return the case with the function's default softcap, if the case has none of its own.
+
+        If the function's window has only a left side, the right side of the case's window is opened.
+        """
         cap = next((self.defaults[name] for name in self.named("softcap")), 0)
         options = dict(case.options)
         if type(cap) in (int, float) and cap > 0:

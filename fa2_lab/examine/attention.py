@@ -160,7 +160,7 @@ def overflowing(x: np.ndarray) -> np.ndarray:
     return np.exp(x.astype(np.float32)).astype(float)
 
 
-# Wrong steps that are more than an expression: the catalogue calls them -----------------------------------------------
+# Wrong steps that need more than one expression, called in the catalogue ----------------------------------------------
 
 
 def T_unless_square(x: np.ndarray) -> np.ndarray:

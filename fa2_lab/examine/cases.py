@@ -20,7 +20,7 @@ SCALE_UP = 100.0  # the last feature of q in cases that shift all scores
 Size = tuple[int, int]
 SHORT, UNEQUAL, PAST_64, PAST_128, ACROSS, PAST_256 = (20, 20), (9, 21), (70, 70), (150, 150), (40, 150), (300, 300)
 EVERY = (SHORT, UNEQUAL, PAST_64, PAST_128, ACROSS)
-WINDOWS: list[Callable] = [  # (left, right) as a function of the length
+WINDOWS: list[Callable] = [  # (left, right) as a function of the number of keys
     lambda n: (n // 5, n // 5),
     lambda n: (n // 3, n // 3),
     lambda n: (n // 7 + 1, 1),

@@ -24,8 +24,8 @@ def with_equal_heads(x: AttentionCase) -> AttentionCase:
     return replace(x, q=q, k=k, v=v)
 
 
-# (mistake, description, change to the case, Subject attributes). If the changed call gives a wrong output, the function
-# makes this mistake.
+# (mistake, description, change to the case, attributes to set on the Subject). If the output for the changed case is
+# wrong, the function makes this mistake.
 AGAIN: list[tuple] = [
     ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
     ("unwritten", "where torch.empty is full of NaN", replace, dict(unset=np.nan)),
@@ -51,7 +51,8 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
         yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
     is_one = axes(subject.layout)[0] == "n" or subject.takes("pages")  # no batch or head axis comes first
     tests = [*AGAIN]
-    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # if 0, the function reads past its inputs
+    # subject.fill is 0 instead of NaN if the function reads past its inputs.
+    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():
         if x != "expanded" or not is_one:
             tests.append((name, where, with_equal_heads if x == "expanded" else replace, dict(place=x, fill=fill)))
     tests += [("precision", x, replace, dict(dtype=x)) for x in kinds(subject) if x != subject.dtype]
@@ -196,7 +197,7 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
         if "dQ" in found:
             spreads = any(np.isnan(x).any() for x in (found["dQ"][~rows], found["dK"], found["dV"]))
             wrong = not answer.fits(variant, GRADIENTS) or np.abs(found["dQ"][rows]).max() > answer.bound("dQ")
-            if "empty-nan" in names:  # as torch's own softmax does
+            if "empty-nan" in names:  # torch's own softmax gives NaN as well
                 names += ["gradient-nan"] * spreads
             elif spreads or (wrong and not names):
                 is_finite = not spreads and not subject.gives_O and of_finite_masks(answer, variant, rows)
@@ -225,7 +226,11 @@ def behind_lengths(subject: Subject, answers: list[Answer], variant: Variant) ->
 
 
 def of_finite_masks(answer: Answer, variant: Variant, rows: np.ndarray) -> bool:
-    """Return whether dQ is right, and `rows`, which see no key, add to dV as if P were 1 / N_k or unmasked."""
+    """Return whether the gradients are those of masks that use a large finite number instead of −∞.
+
+    In this case, dQ is right, and the rows in `rows`, which see no key, add to dV as if all their weights were 1 / N_k,
+    or as if their scores were not masked.
+    """
     dO = answer.case.dO * rows[..., None]
     parts = (attention(replace(answer.case, q=z * answer.case.q, dO=dO), *UNMASKED, gradients=True) for z in (0, 1))
     added = answer.outputs["dV"] - answer.variant(variant, "dV")

@@ -67,7 +67,7 @@ def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Equation:
 
 
 def added(terms: list[tuple[str, str]]) -> str:
-    """Return a sum of terms (factor, quantity) as text."""
+    """Format a sum of terms, each given as (factor, quantity), as text."""
     said = "" if terms else "0"
     for a, name in sorted(terms, key=lambda x: x[0].startswith("−")):
         sign, a = ("−", a[1:]) if a.startswith("−") else ("+", a)

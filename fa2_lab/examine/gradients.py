@@ -99,7 +99,10 @@ class Backward:
         return np.einsum("abcxyz,xyzd->abcd", M, rows if step in known else rounded(rows, bits))
 
     def rest(self, output: str, *names: str) -> float:
-        """Return the largest residual of a gradient, fitted by sums of these inputs' rows, in units of its rounding."""
+        """Fit the rows of a gradient by weighted sums of the rows of these inputs, and return the largest residual.
+
+        The residual is divided by the gradient's rounding error.
+        """
         G = self.got[output]
         rows = np.concatenate([getattr(self.case, name).reshape(-1, G.shape[3]) for name in names])
         flat = G.reshape(-1, G.shape[3])
@@ -236,7 +239,8 @@ def describe_forward_mistake(readings: list[Reading], runs: list[Backward], size
         W, P, right = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P, x.right))
         return bool(np.abs(W - P).max() <= 2 * x.near < np.abs(P - right).max())
 
-    def is_right_without_options(variant: Variant, run: Backward) -> bool:  # if not, it shows in other groups
+    def is_right_without_options(variant: Variant, run: Backward) -> bool:
+        # A mistake that also occurs without the case's options is reported for the cases that have no options.
         a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (variant, run.variant))
         return not run.case.options or np.allclose(a, b)
 

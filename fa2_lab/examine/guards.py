@@ -21,7 +21,7 @@ class Endless(BaseException):
 
 
 def guard(size: int) -> int:
-    """Return the number of guard elements before and after an array, which a function that confuses heads may read."""
+    """Return the number of guard elements on each side of an array, enough for a function that confuses heads."""
     return (1 << 14) + 2 * size
 
 

@@ -14,7 +14,7 @@ LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "bnd": "(batch, N, d)", "nd": "(N, d)
 # The layouts that O may have if it does not have that of q
 OF_OUTPUT = {"bhnd": LAYOUTS["bhnd"], "bnhd": LAYOUTS["bnhd"], "flat": LAYOUTS["flat"], "nbhd": LAYOUTS["nbhd"]}
 OF_OUTPUT |= {"nbf": "(N, batch, heads · d)", "bf": "(batch, heads · d)"}
-MERGED = {"flat": "bnhd", "nbf": "nbhd", "bf": "bhd"}  # the last axis is that of all heads' features
+MERGED = {"flat": "bnhd", "nbf": "nbhd", "bf": "bhd"}  # the last axis holds the features of all heads
 
 
 def axes(layout: str) -> str:

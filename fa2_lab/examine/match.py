@@ -27,8 +27,8 @@ class Variant(NamedTuple):
     """A hypothesis about a function: its mistakes and conventions, its tile size B, and its precision in bits.
 
     `names` are the names of the mistakes and conventions in the catalogue. B is the width and height of a tile, or
-    (rows, keys). For mistakes in merging parts of the keys, B is (number of parts, keys per tile). The default is the
-    correct attention.
+    (rows, keys). For mistakes in merging partial results, B is (number of parts of the keys, keys per tile). By
+    default, a Variant stands for correct attention.
     """
 
     names: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Answer:
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, variant)) | (~np.isfinite(got) & ~np.isfinite(want))
         if name == "O" and (nothing := np.isneginf(self.variant(variant, "L"))[..., None]).any():
-            # a row without keys may be 0 or NaN or, with finite masks, the mean of V or unmasked
+            # A row of O without keys may be 0, NaN or, if masks are finite numbers, the mean of V or the unmasked result.
             is_mean = np.abs(got - self.mean()) <= self.bound("O")
             is_open = False if nothing.all() else np.abs(got - self.variant(UNMASKED, "O")) < 0.01
             near |= nothing & ((got == 0) | ~np.isfinite(got) | is_mean | is_open)
@@ -202,7 +202,7 @@ def explain_part(
                 Finding(name, *describe_error(mine, variant, outputs), others=others, variant=best) for name in new
             ]
             variant, settled = best, settled + mine
-            if any(name.startswith("axis") for name in new):  # if so, no mask of keys can work
+            if any(name.startswith("axis") for name in new):  # for a softmax over a wrong axis, no mask can work
                 break
         elif len(outputs) > 1:
             of_each = {name: explain_part([*settled, *mine], variant, part, (name,), tiles)[0] for name in outputs}

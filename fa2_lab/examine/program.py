@@ -104,7 +104,7 @@ def write_program(subject: Subject, answer: Answer, name: str, module: str, befo
     shown = [np.array2string(np.atleast_1d(x)[:3], precision=4, suppress_small=True) for x in (got, right)]
     layout = subject.layout_of_O if name == "O" else layout
     index = [str(at["bhn".index(axis)]) for axis in axes(layout) if axis != "d"]
-    if layout in MERGED:  # the last axis is that of heads and features
+    if layout in MERGED:  # the last axis holds the features of all heads
         index[-1] = f"{at[1] * answer.outputs[name].shape[3]}:"
     place = f"[{', '.join(index)}{'][' if layout in MERGED else ', '}:3]"
     if name == "L":

@@ -39,13 +39,13 @@ class Subject:
         self.unset: float | None = None  # value that fills the results of torch.empty
         self.before_call: Callable[[AttentionCase], object] = lambda case: None  # receives each case
         self.no_gradients = ""  # the reason, if the function has no gradients
-        self.no_groups = False  # whether it writes past its outputs if heads share keys
+        self.no_groups = False  # whether the function writes past its outputs if heads share keys
         self.gives_O = True  # False for a backward function that returns no O
-        self.gives_dict = self.gives_several = False  # whether it returns a dictionary, or any collection
+        self.gives_dict = self.gives_several = False  # whether the function returns a dictionary, or any collection
         self.happened: set[str] = set()  # mistakes noticed during a call
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
         self.eps = 0.0  # the spacing of numbers near 1, if it is larger than the dtype's
-        function = inspect.unwrap(getattr(function, "forward", function))  # forward is that of a torch.nn.Module
+        function = inspect.unwrap(getattr(function, "forward", function))  # a torch.nn.Module has a forward
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
     def like(self, **how: Any) -> Subject:
@@ -93,9 +93,9 @@ class Subject:
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def fitted(self, case: AttentionCase) -> AttentionCase:
-        """Return the case as the function can be called on it, with the softcap that it uses if none is passed.
+        """Return the case in a form that the function can be called on, with the changes of Arguments.fitted().
 
-        If the layout is thd, this is the first batch entry alone, and if the layout is bhd, the last query alone.
+        With the layout thd, only the first batch entry is kept, and with the layout bhd, only the last query.
         """
         case = self.arguments.fitted(case)
         if self.layout == "bhd":
@@ -202,7 +202,7 @@ class Subject:
             self.happened.add("inputs-changed")
         if self.last and not np.array_equal(numbers(self.last[0]), self.last[1], equal_nan=True):
             self.happened.add("output-reused")
-        if result is None:  # it writes its outputs into arguments
+        if result is None:  # the function writes its outputs into arguments
             result = written
             for x, memory in [(x, x._base if self.library == "torch" else x.base) for x in written]:
                 ends = slice(guard(int(np.prod(x.shape)))), slice(-guard(int(np.prod(x.shape))), None)
@@ -250,7 +250,7 @@ class Subject:
         import torch
 
         of_O = self.layout_of_O or self.layout
-        ones = got[0].new_ones(()).expand(got[0].shape)  # as O.sum().backward() makes it
+        ones = got[0].new_ones(()).expand(got[0].shape)  # expanded from one element, as by O.sum().backward()
         gradients = [ones if (case.dO == 1).all() else self.array(to_layout(case.dO, of_O)).to(got[0].dtype)]
         if case.dL is not None:
             if len(got) < 2 or not got[1].requires_grad:

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     )
     a = parser.parse_args(argv)
     torch = sys.modules.get("torch")
-    # A forked process can use neither CUDA nor JAX if this one has already used them
+    # CUDA and JAX do not work in a forked child if the parent process has already used them
     is_gpu_used = "jax" in sys.modules or (torch is not None and torch.cuda.is_initialized())
     processes = multiprocessing.get_context("spawn" if is_gpu_used else None)
     ours, theirs = processes.Pipe(duplex=False)
