@@ -355,7 +355,7 @@ SOURCE = (
 
 
 def _foot(ax: style.Axes, tag: str, address: str) -> None:
-    """Draw a paragraph below each column of code that explains its names, and a last line with source and licence.
+    """Below each column of code, draw a paragraph that explains the names in it. Finish with the source and licence.
 
     `tag` is the algorithm's tag. `address` is the address of the book's site, or empty.
     """

@@ -22,7 +22,7 @@ SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends on a page 
 # The x-coordinates of the numbers, as shares of the picture's width.
 PAGE = {"lane": 0.787, "slower": 0.992}
 PHONE = {"lane": 0.66, "slower": 0.99}
-STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the key's names, on a page and on a phone
+STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the legend's entries, on a page and on a phone
 LINE = 0.16  # inches per line of small text
 Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementation: ratios})
 
