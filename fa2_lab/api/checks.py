@@ -27,10 +27,10 @@ NO_TRANSFORMS = (
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
 LARGEST_SCALE = 1e30  # keeps every score below 10⁸ finite in fp32, the kernels' precision
-LARGEST_SINK = 1e38  # limit on sink / softcap or, without a softcap, on sink / scale, which the kernels compute
+LARGEST_SINK = 1e38  # limit on the kernels' quotient sink / softcap or, without a softcap, sink / scale
 MOST_SPLITS = 256
-# The kernels divide sinks and biases by the scale. If the scale is below this bound, it is folded into q instead, which
-# keeps the quotients finite.
+# The kernels divide sinks and biases by the scale. If the scale is below this bound, the scale is folded into q
+# instead, so that the quotients stay finite.
 SMALLEST_DIVISOR = 1e-10
 
 

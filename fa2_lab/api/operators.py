@@ -62,7 +62,7 @@ def run_checked(
     if is_traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *to_op_args(options))
         return (O, L) if return_lse else O
-    if key is None or not q_unchanged:  # a prepared call passes q to the kernels unchanged
+    if key is None or not q_unchanged:  # do not keep this call, because a prepared call passes q unchanged
         return PreparedCall(partial(forward, options=options), options, return_lse)(tensors)
     run = (
         partial(reference.forward, options=options)

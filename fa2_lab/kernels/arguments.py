@@ -37,8 +37,10 @@ class Options(NamedTuple):
     exclude_hopper: bool = False  # whether to exclude the Hopper kernels, but not the decode kernels
     dominant_sequence: bool = False  # whether one packed sequence accounts for most of the work
     reference: bool = False  # whether the NumPy reference computes the call
-    in_custom_op: bool = False  # in a custom operator, new memory may belong to a CUDA graph, so it must not be cached
-    bias: Any = None  # a function of (head, row, column) added to the scores; not for custom operators
+    # Whether the call runs in a custom operator, where new memory may belong to a CUDA graph and must not be cached.
+    in_custom_op: bool = False
+    # A function of (head, row, column) whose values are added to the scores. Custom operators do not accept it.
+    bias: Any = None
 
     @property
     def needs_portable(self) -> bool:

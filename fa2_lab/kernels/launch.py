@@ -25,7 +25,7 @@ MiB = 2**20
 # kernels, for N_q = 1, for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
-# With programmatic dependent launch, a kernel can start while the previous one is still running, and wait for it later.
+# With programmatic dependent launch, a kernel can start before the previous kernel ends, and wait for it later.
 USE_PDL = dict(launch_pdl=True)
 
 # Fuse multiplications and additions into FMAs. From Triton 3.10 on, the compiler does so only on request.
@@ -152,7 +152,7 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 def size_arguments(
     Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
 ) -> dict:
-    """Return the size arguments for a kernel in which a program owns a block of `owned` and loops over `streamed`."""
+    """Return a kernel's size arguments. Each program owns a block of the tensor `owned` and loops over `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
     return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))

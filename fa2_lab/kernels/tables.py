@@ -30,7 +30,7 @@ class KernelConfig:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # maximum per thread, an option that only NVIDIA's compiler accepts
+    registers: int | None = None  # maximum number per thread; only NVIDIA's compiler accepts this limit
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     d_pad: int = 0  # d padded for the tensor cores
     upcast: bool = False  # whether tiles are converted to fp32 before a matmul
@@ -48,10 +48,11 @@ class KernelConfig:
         return PortableConstants(*map(triton.language.constexpr, numbers))
 
 
-USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers and can spill
+USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers, so it may spill
 LOW_REG_SCHEDULE = dict(sched4reg=True)  # an instruction order that saves registers, available since Triton 3.9
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}, with (full, causal) pairs for some d
+# {kernel: {d_pad: entry}}, where an entry is (B_r, B_c, warps, stages[, registers[, low_reg_schedule]]). If a d_pad has
+# two entries, the first is for calls without a causal mask, and the second for causal calls.
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
@@ -80,22 +81,23 @@ HOPPER = dict(
 )
 ADA = dict[str, dict](  # sm_86 and sm_89, which have 99 KiB of shared memory
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
-    # at d = 256, ptxas uses at most 168 registers on sm_80 by default, and spills 2
+    # at d = 256, ptxas by default uses at most 168 registers on sm_80 and spills 2, so the limit is raised to 255
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
-AMPERE = dict(  # sm_80; both these and FlashAttention-2's own kernels were timed as sm_80 code on an H200
+AMPERE = dict(  # sm_80; these entries and FlashAttention-2's own kernels were timed as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
-    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all faster entries spill for some d
+    # at d_pad = 128, all faster entries spill registers for some d
+    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},
     dq=ADA["dq"],
 )
-BLACKWELL = dict(  # sm_100, and sm_120 with its 99 KiB of shared memory
-    # at d = 64, ptxas uses at most 128 registers on sm_100 by default, and spills 4
+BLACKWELL = dict(  # sm_100, and sm_120, which has 99 KiB of shared memory
+    # at d = 64, ptxas by default uses at most 128 registers on sm_100 and spills 4, so the limit is raised to 168
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     dkdv=ADA["dkdv"],
     dq=ADA["dq"] | {128: (64, 64, 8, 2)},
 )
-CDNA = dict(  # AMD's MI300 family: 64 KiB
+CDNA = dict(  # AMD's MI300 family, which has 64 KiB of shared memory
     forward={16: (128, 64, 4, 1), 32: (128, 64, 4, 1), 64: (128, 64, 4, 1), 128: (64, 64, 4, 1), 256: (32, 32, 4, 1)},
     dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
     dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
@@ -105,7 +107,8 @@ FP32 = dict(  # FMAs on values in registers, without tensor cores
     dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
     dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
 )
-INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))  # a few large tiles are fastest
+# Triton's interpreter is fastest with a few large tiles.
+INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))
 
 
 def chip_tables() -> dict:

@@ -283,7 +283,7 @@ def column_ranges(i, N_q, N_k, length, window, const):
     """
     first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
     skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
-    full = full // const.B_c * const.B_c  # all rows see the columns skip_at:full, so these tiles need no mask
+    full = full // const.B_c * const.B_c  # tiles in skip_at:full need no mask, because all rows see these columns
     if window[0] is None:
         return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
     else:
@@ -342,5 +342,6 @@ def accumulate_dot(acc, a, b):
     terms.
     """
     if a.dtype == tl.float32:
-        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # a plain 0 would let the compiler use acc itself
+        # With a plain 0 instead of 0.0 * acc, the compiler would accumulate a b directly in acc.
+        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")
     return tl.dot(a, b, acc)

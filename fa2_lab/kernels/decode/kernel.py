@@ -86,7 +86,7 @@ class Strided(NamedTuple):
 class QueryOutput(NamedTuple):
     """The queries, their sinks, and the tensors to which O and L are written."""
 
-    sinks: tl.tensor  # one per query head, or None
+    sinks: tl.tensor  # one sink per query head, or None
     Q: Strided
     O: Strided
     L: tl.tensor
@@ -298,13 +298,14 @@ def attend(queries, cache, block, span, part, scales, sizes, const):
     if queries.sinks is not None:
         head = block.kv_head * sizes.group + row // sizes.N_q
         sink = tl.load(queries.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
-    b = 0 * block.b if const.page else block.b  # strides[0] is the distance between pages if the cache is paged
+    # In a paged cache, strides[0] is the distance between pages, so it must not be multiplied by the sequence's index.
+    b = 0 * block.b if const.page else block.b
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
-    if const.early_merge:  # the merge kernel may start now; it waits for this kernel to end
+    if const.early_merge:  # the merge kernel may start now, but then waits for this kernel to end
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.is_complete:

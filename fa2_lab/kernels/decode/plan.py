@@ -61,7 +61,7 @@ class PreparedDecode:
     """
 
     attend: launch.Launch
-    merge: launch.Launch | None  # None if every program reads whole heads
+    merge: launch.Launch | None  # launch of the merge kernel, or None if every program reads whole heads
     scratch: int  # number of fp32 elements in the scratch memory for partial results
 
     def __call__(self, tensors: Tensors) -> Any:
@@ -130,7 +130,7 @@ class DecodeConfig(NamedTuple):
     warps: int
     stages: int
     programs_per_SM: int  # number of programs that run concurrently on an SM
-    registers: int = 255  # maximum per thread, an option that only NVIDIA's compiler accepts
+    registers: int = 255  # maximum number per thread; only NVIDIA's compiler accepts this limit
 
 
 # {case: {d_pad: DecodeConfig}}. decode_config() selects the first matching case that contains d_pad. The entries for
@@ -272,7 +272,8 @@ def constants_of(
     """
     left, right = window
     windowed = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed  # every row sees all keys in all tiles
+    # Whether every row sees all keys of every tile.
+    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed
     split_kv = partition.splits > 0
     masked = not (split_kv and all_seen and partition.programs <= slots)
     sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page
@@ -340,6 +341,6 @@ def strides_of(tensors: Tensors) -> Strides:
     """Return the strides of Q, K, V and O for batch entries (or pages), heads, and rows (or keys)."""
     Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
-    if tensors.block_table is not None:  # keys precede heads within a page
+    if tensors.block_table is not None:  # within a page, the key dimension precedes the head dimension
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
     return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), layout_of_result(Q).stride()[:3])

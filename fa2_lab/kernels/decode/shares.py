@@ -17,7 +17,7 @@ from fa2_lab.tiles import cdiv
 WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they occupy this fraction of the slots in all waves
 SPLITS_FILL = 0.95  # stream-K on all slots is as fast if splits fill less than this fraction of them
 
-FP32_BYTES = 4  # bytes per element of m, l and o in a partial result, which are fp32
+FP32_BYTES = 4  # bytes per element of m, l and o, which are fp32 in a partial result
 
 
 def heads_fill(slots: int, heads: int) -> bool:

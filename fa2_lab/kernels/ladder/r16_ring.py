@@ -2,7 +2,7 @@
 
 A ring is a circular buffer with a few stages. Each stage has a buffer for one tile and two barriers, `filled` and
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
-occurred. A waiting warp specifies the phase whose end it waits for.
+occurred. A warp that waits at a barrier specifies the phase that has to end.
 
 At launch, every warp gets the same number of registers, even the producer warp, which needs few. The launch therefore
 limits the registers per thread, and the producer then transfers most of its registers to the consumer.
@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = gl.constexpr(math.log(2))
-REGISTERS = {64: 80, 128: 128}  # registers per thread at launch, with which 3 or 2 programs fit on an SM
+REGISTERS = {64: 80, 128: 128}  # {d: registers per thread at launch}; 3 programs (d = 64) or 2 (d = 128) fit on an SM
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, rows, d), and two barriers per stage
 
 
@@ -164,7 +164,7 @@ def consumer(O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constex
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q.tiles.index(0))  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # wait for the copy, because the program's end frees its shared memory
+    tma.store_wait(0)  # wait for the copy, because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -2,11 +2,11 @@
 
 A ring is a circular buffer with a few stages. Each stage has a buffer for one tile and two barriers, `filled` and
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
-occurred. A waiting warp specifies the phase whose end it waits for.
+occurred. A warp that waits at a barrier specifies the phase that has to end.
 
-In the source, the softmax waits only for Q Kᵀ. In the compiled binary, however, the exponentials also wait for P V, and
-run during the other consumer's matmuls. When the kernel is compiled by Triton 3.9 for d = 64 without a mask, two of the
-three consumers spill registers 8 times per tile.
+In the source, the softmax waits only for Q Kᵀ. In the compiled binary, however, the exponentials also wait for P V, so
+they overlap only with other consumers' matmuls. When the kernel is compiled by Triton 3.9 for d = 64 without a mask,
+two of the three consumers spill registers 8 times per tile.
 """
 
 import math
@@ -187,7 +187,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # wait for the copy, because the program's end frees its shared memory
+    tma.store_wait(0)  # wait for the copy, because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -151,7 +151,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
             load(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left, so that the masked tiles come first  FA2.A1.L6
             load(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
-            if n == T_c - 1:  # fetch t before the last copy, so that it arrives during that copy
+            if n == T_c - 1:  # fetch t before the last copy, so that t arrives during that copy
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
             load(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
@@ -227,7 +227,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
-    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
+    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 LN2 = gl.constexpr(math.log(2))
-LAG = gl.constexpr(8.0)  # m is raised if a score, as an exponent of 2, exceeds it by more than this
+LAG = gl.constexpr(8.0)  # m is raised if a score, as an exponent of 2, exceeds m by more than LAG
 CONFIGS = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # {d: (consumers, keys per tile, stages, own buffer for O)}
 CONFIGS_FEW_BLOCKS = {64: CONFIGS[64], 128: (2, 128, 2, True)}  # used for fewer than 4 blocks of 192 rows per SM
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on a stream
@@ -143,7 +143,7 @@ DONE:
 
 @gluon.jit
 def update_row_max(m_i, top, limit):
-    """Return m (64, 4), raised to the row maxima in every warp in which a lane's maximum `top` exceeds its `limit`."""
+    """Return m (64, 4). In each warp where any lane's maximum `top` exceeds its `limit`, m rises to the row maxima."""
     return gl.inline_asm_elementwise(PTX_UPDATE_ROW_MAX, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32,
                                      is_pure=True, pack=2)  # fmt: skip
 
@@ -207,7 +207,7 @@ def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, C
             load(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left, so that the masked tiles come first  FA2.A1.L6
             load(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
-            if n == T_c - 1:  # fetch t before the last copy, so that it arrives during that copy
+            if n == T_c - 1:  # fetch t before the last copy, so that t arrives during that copy
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
             load(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
@@ -288,7 +288,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
             release(q, q_n)
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
-    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
+    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
 
 
 @gluon.jit

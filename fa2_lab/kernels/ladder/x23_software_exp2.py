@@ -19,7 +19,7 @@ from fa2_lab.kernels import ladder
 wide = ladder.copied("r23")  # rung 23's functions, with the softmax replaced by the one below
 split_lanes, broadcast_state = wide.split_lanes, wide.broadcast_state
 update_row_max, LAG = wide.update_row_max, wide.LAG
-EVERY = gl.constexpr(8)  # one out of this many exponentials is computed by the FMA units
+EVERY = gl.constexpr(8)  # the FMA units compute one in EVERY exponentials
 
 
 @gluon.constexpr_function

@@ -179,10 +179,10 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        row0 += B_r  # continue with the next tile, the ragged end at `second`, or the next head
-        if MASKED:
+        row0 += B_r
+        if MASKED:  # after the rows before `stop`, continue with the rows from `second` on
             row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
-        if GROUPED:
+        if GROUPED:  # after the last row of the span, continue with the first row of the next query head
             head += (row0 >= second_stop).to(tl.int32)
             row0 = tl.where(row0 >= second_stop, start, row0)
     return dk_j, dv_j

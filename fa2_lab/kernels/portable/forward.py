@@ -37,7 +37,8 @@ class BiasContext(NamedTuple):
     """The head and the diagonal, which a bias needs in addition to the row and the column."""
 
     head: tl.tensor
-    diagonal: tl.tensor  # column of row 0's diagonal, which is added to row indices before they are passed to a bias
+    # The column of row 0's diagonal. This number is added to row indices before they are passed to a bias.
+    diagonal: tl.tensor
 
 
 class RowBlock(NamedTuple):
@@ -82,7 +83,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
         if MASKED:
             s_ij = tl.where(in_col_bounds(row_block.begin, row_block.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
-        if dropout is not None:  # dropout follows the row sum, because l counts all keys, but O only the kept ones
+        if dropout is not None:  # dropout follows the row sum, because l also counts the dropped keys
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
         for c in tl.static_range(0, const.d, const.o_chunk):

@@ -99,14 +99,15 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     half_idle = 2 * cdiv(N_k, 64) * heads < SMs
     little_work = N_k <= limits.max_N_k and row_blocks_per_SM <= limits.max_row_blocks_per_SM
     little_work = little_work and not (half_idle and N_q > limits.max_N_q_if_half_idle)
-    half_empty = N_k <= 64 and 2 * heads >= SMs  # portable is 1.2 to 1.4 times as fast if half of each block is empty
+    # If half of each column block is empty, the portable kernels are 1.2 to 1.4 times as fast.
+    half_empty = N_k <= 64 and 2 * heads >= SMs
     return grouped or not (little_work or half_empty)
 
 
 # The cost of dividing a column block among programs, in units of one step (one row block).
 PART_COST = {32: 1, 64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
-SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a fixed part, and a part per column
-IDLE_SHARE = 1 / 5  # idle time at the end, as a share of the longest part, if masked parts differ in length
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a constant, and a cost per column
+IDLE_SHARE = 1 / 5  # with a mask, idle time at the end, as a share of the longest part's time
 DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2
 
 

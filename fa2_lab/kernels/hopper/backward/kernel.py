@@ -101,7 +101,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
             fields += dkv_turn, sem_index
             smem.mailbox.send(r, fields)
-            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, which makes all tiles zero
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that all tiles are zero
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # wait for the previous kernel to end, because this kernel uses its results and accumulators
@@ -152,7 +152,7 @@ def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
         write_dk_dv(c, r, dk, dv, dK, dV, smem, scale_log2)
         r += 1
         steps = receive(r, smem.mailbox)
-    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
+    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
 
 
 @gluon.jit
@@ -221,10 +221,12 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
     if not smem.config.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if smem.config.dv_late and not bounds.CUT:  # p in deps gains 1%, despite the same SASS order of exponentials
+        if smem.config.dv_late and not bounds.CUT:
+            # With p in deps, calls are 1% faster, although the exponentials are in the same order in the SASS.
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # the matmul for dV may still run
+            # Without dv_late, the matmul for dV may still be running.
+            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])

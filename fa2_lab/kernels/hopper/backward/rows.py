@@ -26,7 +26,8 @@ ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # used if dK and dV are accumulated in a fixed order (semaphore.py)
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
 )
-ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))  # if dQ is accumulated in a fixed order
+# used if dQ is accumulated in a fixed order
+ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))
 
 
 @triton.aggregate

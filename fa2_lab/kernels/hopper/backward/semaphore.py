@@ -47,7 +47,8 @@ class Semaphore:
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
-    handed: gl.shared_memory_descriptor  # two barriers per consumer: one for stored, one for read results
+    # Each consumer has two barriers. The first signals that a result has been stored, the second that it has been read.
+    handed: gl.shared_memory_descriptor
     USED: gl.constexpr
 
     @gluon.jit

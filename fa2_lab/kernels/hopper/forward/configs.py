@@ -21,11 +21,11 @@ DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to d_padded(
 
 
 class CausalCase(NamedTuple):
-    """A configuration for causal calls within these limits. If `key_lengths` is None, calls may have them or not."""
+    """A configuration for causal calls within these limits."""
 
     max_row_blocks_per_SM: float
     max_N_q: float
-    key_lengths: bool | None
+    key_lengths: bool | None  # whether the calls have key_lengths, or None if that makes no difference
     config: ForwardConfig
 
 
@@ -38,7 +38,7 @@ class UnmaskedTime(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """Calls for which the portable kernel is faster, above `over_row_blocks_per_SM` and within the other limits."""
+    """Calls for which the portable kernel is faster. They exceed `over_row_blocks_per_SM`, but no other limit."""
 
     max_N_q: float
     max_N_k: float
@@ -48,7 +48,10 @@ class PortableCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """The sizes of a launch, chosen to fit in an SM's 64 K registers and 227 KiB of shared memory."""
+    """The block sizes and other parameters of a launch.
+
+    Every configuration fits in an SM's 64 K registers and 227 KiB of shared memory.
+    """
 
     B_c: int  # keys per tile
     consumers: int  # warpgroups with 64 rows each

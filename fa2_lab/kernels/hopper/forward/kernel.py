@@ -47,7 +47,7 @@ HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False})
 class ForwardSharedStorage:
     """A thread block's buffers and barriers in shared memory, and the launch's configuration."""
 
-    q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage, shared with O
+    q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage that Q shares with O
     k: TmaPipeline
     v: TmaPipeline
     o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before its copy to HBM
@@ -86,7 +86,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
                 smem.k.load(n + j, K, k_batch_or_end, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
                 smem.v.load(n + j - 1, V, k_batch_or_end, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
-            t = scheduler.next()  # late for load balance, but early enough that queued copies hide the atomic's latency
+            t = scheduler.next()  # fetch late for load balance, but early enough that queued copies hide the latency
             smem.k.acquire(n)
             smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
@@ -122,7 +122,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
             drain_tile(c, n + j, smem)
         if end > first:
             store_row, store_geometry = row, sequence
-            if geometry.cu_seqlens_q is not None:  # store() needs only row − N_q, which saves one register
+            if geometry.cu_seqlens_q is not None:  # keep only row − N_q for store(), to save one register
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             n_first = n + all_end - end
             o, m, l = process_row_block(c, n_first, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
@@ -136,7 +136,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
         n += all_end - all_begin
         r += 1
         row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
-    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
+    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -79,19 +79,20 @@ class Geometry:
     methods, `length` is the number of real keys.
     """
 
+    # If sequences are packed, N_q and N_k are totals over all sequences, except in the results of of_sequence().
     N_q: gl.tensor
     N_k: gl.tensor
     H: gl.tensor  # query heads per batch entry
     group: gl.tensor  # query heads per K/V head
-    key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) numbers of real keys, or None
+    key_lengths: gl.tensor | gl.constexpr  # pointer to the number of real keys in each batch entry, or None
     RAGGED: gl.constexpr  # whether a block of keys may extend past the last key
     # Whether a row's interval ends `right` keys after its diagonal (0 if causal). Otherwise, it ends with the last key.
     HAS_RIGHT_BOUND: gl.constexpr
     right: gl.tensor | gl.constexpr
-    left: gl.tensor | gl.constexpr  # number of keys between the interval's beginning and the diagonal, or None for all
+    left: gl.tensor | gl.constexpr  # an interval begins `left` keys before the diagonal or, if left is None, at key 0
     B_r: gl.constexpr
     B_c: gl.constexpr
-    cu_seqlens_q: gl.tensor | gl.constexpr  # starts of packed sequences, or None; if given, N_q and N_k count all rows
+    cu_seqlens_q: gl.tensor | gl.constexpr  # starts of packed sequences, or None if sequences are not packed
     cu_seqlens_k: gl.tensor | gl.constexpr
     sequences: gl.tensor | gl.constexpr
 
@@ -219,7 +220,7 @@ class Geometry:
 
     @gluon.jit
     def row_end(self, col):
-        """Return the first row after those that see key `col`, for calls with a left bound. It can be negative."""
+        """Return the first row after those that see key `col`, if there is a left bound. The result can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit

@@ -2,7 +2,7 @@
 
 A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
 which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier flips its phase, 0 or 1,
-once all expected arrivals have occurred. A waiting warp specifies the phase whose end it waits for.
+once all expected arrivals have occurred. A warp that waits at a barrier specifies the phase that has to end.
 """
 
 import triton
@@ -43,7 +43,7 @@ class TmaPipeline:
     filled: gl.shared_memory_descriptor  # one barrier per stage, on which consumers wait for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier per stage, on which the producer waits for all consumers
     stages: gl.constexpr
-    OWN_EMPTY_BARRIERS: gl.constexpr  # whether the ring has its own releases or shares those of another ring
+    OWN_EMPTY_BARRIERS: gl.constexpr  # whether the ring uses its own `emptied` barriers instead of another ring's
 
     @gluon.jit
     def load(self, n, source, batch_or_end, head, row, N):
@@ -100,7 +100,8 @@ class PingPong:
     The last consumer is followed by consumer 0. If USED is false, consumers do not wait for each other.
     """
 
-    begun: gl.shared_memory_descriptor  # one barrier per consumer, on which it waits for the preceding one to start
+    # One barrier per consumer, on which the consumer waits until the preceding consumer has started.
+    begun: gl.shared_memory_descriptor
     consumers: gl.constexpr
     USED: gl.constexpr
 
