@@ -98,7 +98,7 @@ def pytest_runtest_setup(item):
         table.clear_caches()
 
 
-def lines_of(name: str, *arguments: str) -> list[dict]:
+def run_worker(name: str, *arguments: str) -> list[dict]:
     """Run a worker without Triton's interpreter, and return the lines of JSON that it prints."""
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE.parent)])  # PYTHONPATH may have another Triton
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
@@ -123,7 +123,7 @@ def begin():
     """
     with ProcessPoolExecutor(1, get_context("fork"), give_way) as one_at_a_time:
         group = one_at_a_time.submit(os.getpid).result()
-        yield cache(partial(one_at_a_time.submit, lines_of))
+        yield cache(partial(one_at_a_time.submit, run_worker))
         one_at_a_time.shutdown(wait=False, cancel_futures=True)
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from kernel_truth import DEVICE, check_accuracy, dense, poisoned, tensors  # noqa: F401 (poisoned is a fixture)
+from kernel_truth import DEVICE, DTYPES, NAN, check_accuracy, dense, poisoned, tensors  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.decode import plan
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-NAN = float("nan")
 
 
 @pytest.fixture(autouse=True)

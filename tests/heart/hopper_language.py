@@ -122,14 +122,14 @@ LANGUAGE = SimpleNamespace(
 )
 
 
-def plain(owner) -> dict:
+def unjitted(owner) -> dict:
     """Return {name: Python function} for the GPU functions of a module, or the GPU methods of a class."""
     return {name: x.fn for name, x in vars(owner).items() if hasattr(x, "fn") and hasattr(x, "arg_names")}
 
 
 def made(cls, fields: dict):
     """Return an object with the methods of one of the kernels' aggregates and with these fields."""
-    one = type(cls.__name__, (), plain(cls))()
+    one = type(cls.__name__, (), unjitted(cls))()
     vars(one).update({name: Whole(x) if type(x) is int else x for name, x in fields.items()})
     return one
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, zero_oob_rows
+from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, unjitted, wait, zero_oob_rows
 
 from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.kernels.common import tile
@@ -78,7 +78,7 @@ def simulate_on_numpy(monkeypatch) -> None:
     far = Whole(2**30)
     far.value = 2**30
     for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
-        stand_ins = plain(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
+        stand_ins = unjitted(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
         stand_ins |= dict(
             FAR_ROW=2**30,
             LN2=np.log(2),
@@ -247,7 +247,7 @@ class DqHandover:
     def hand_over(self, c, dq, buffer):
         assert self.room
         self.room = False
-        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=RegisterTile()), c, dq, buffer)
+        unjitted(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=RegisterTile()), c, dq, buffer)
         self.parts.append(buffer.held)
 
     def wait(self, number, turn):

@@ -16,6 +16,7 @@ DEVICE = "cuda" if GPU else "cpu"  # where the kernels run: on a GPU, or in the 
 if not GPU and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("Triton was imported without its interpreter")
 hopper = pytest.mark.gpu("Hopper")
+DTYPES, NAN = (torch.float16, torch.bfloat16, torch.float32), float("nan")
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +132,7 @@ def largest_error(got, want) -> float:
 
 
 NAMES = ("O", "L", "dQ", "dK", "dV")
+ALL_NAMES = (*NAMES, "dsinks")
 ALLOWED = dict(O=2.0, L=2.0, dQ=3.0, dK=3.0, dV=3.0)  # times torch's own error in the same dtype
 
 

@@ -7,13 +7,12 @@ import pytest
 import torch
 from attention_cases import HOPPER, check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from case_selection import covering_or_exhaustive, covering_rows, exhaustive_on_gpu
-from kernel_truth import DEVICE, GPU, NAMES, dense, dropout_mask, largest_error, run_with_gradients, tensors
+from kernel_truth import DEVICE, DTYPES, GPU, NAMES, dense, dropout_mask, largest_error, run_with_gradients, tensors
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import tables
 from fa2_lab.kernels.common import softmax
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PAIRS = [(1, 1), (1, 128), (113, 203), (127, 127), (128, 217), (256, 512), (512, 256), (1023, 1024), (1024, 1023)]
 PAIRS += [(2048, 2048)]
 HEADS = [(6, 6), (6, 2), (6, 1)]

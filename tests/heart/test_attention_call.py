@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
-from kernel_truth import DEVICE, check_accuracy, dense, largest_error, run_with_gradients, tensors
+from kernel_truth import DEVICE, DTYPES, check_accuracy, dense, largest_error, run_with_gradients, tensors
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +21,6 @@ from fa2_lab.api.options import GivenOptions, find_prepared
 from fa2_lab.kernels import cache
 from fa2_lab.kernels.arguments import Tensors
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROOM = sys.modules["fa2_lab.api.attention"]
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
 from case_selection import covering_or_exhaustive
-from kernel_truth import DEVICE, dense, dense_packed, largest_error, with_gaps
+from kernel_truth import ALL_NAMES, DEVICE, dense, dense_packed, largest_error, with_gaps
 
 import fa2_lab.api.paged  # and its operator
 from fa2_lab.api import operators
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.arguments import Options
 
-NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 MASKS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None)
 DRAW = torch.Generator()
 
@@ -83,7 +82,7 @@ def defined(call: str, arguments: dict) -> list:
 def compare(call: str, arguments: dict, want: list, what) -> list:
     """Assert that a call's results are near `want`, and return them."""
     found = results(call, arguments)
-    for name, a, b in zip(NAMES, found, want, strict=False):
+    for name, a, b in zip(ALL_NAMES, found, want, strict=False):
         precision = max(3e-5, torch.finfo(a.dtype).eps)
         assert largest_error(a, b) < precision * max([1.0, *b[b.isfinite()].abs().flatten().tolist()]), (
             call,

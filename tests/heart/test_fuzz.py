@@ -87,7 +87,7 @@ def call_of(case):
     return [LAYOUTS[layout](x) for x, layout in zip(drawn, case.layouts, strict=True)], options
 
 
-def poisoned(k, v, lengths, filling):
+def with_padding(k, v, lengths, filling):
     """Return k and v whose padding, which no kernel may use, is filled with a value."""
     if lengths is None:
         return k, v
@@ -130,7 +130,7 @@ def test_attention_matches_float64_for_generated_calls(examples):
     @example(ROUNDED | dict(seed=49), (True, True, True), torch.nan)
     def fuzz(call, wanted, filling):
         (q, k, v, dO), options = call_of(call)
-        dirty = poisoned(k, v, options["lengths"], filling)
+        dirty = with_padding(k, v, options["lengths"], filling)
         compare(called(q, *dirty, dO, wanted, options), (q, k, v, dO), **options)
 
     fuzz()

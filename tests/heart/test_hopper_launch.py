@@ -1,4 +1,4 @@
-"""The arguments of Hopper's launches, on tensors without data: masks, RAGGED, strides, and buffers for sums."""
+"""The arguments of Hopper's launches, on tensors without data: masks, ragged tiles, strides, and buffers for sums."""
 
 from itertools import product
 from math import log
@@ -24,7 +24,7 @@ def some_hopper(monkeypatch):
     monkeypatch.setattr(host, "scheduler_counter", lambda X, in_custom_op: "its own" if in_custom_op else "counter")
 
 
-def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
+def without_data(batch, H, H_kv, N_q, N_k, d, packed=False):
     """Return Q and K without data. Packed sequences are (tokens, heads, d)."""
     shapes = ((N_q, H, d), (N_k, H_kv, d)) if packed else ((batch, H, N_q, d), (batch, H_kv, N_k, d))
     return [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
@@ -57,7 +57,7 @@ def others(batch, lengths, sequences):
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
 def test_hopper_forward_launch_arguments_fit_the_call(shape, causal, lengths, sequences, monkeypatch):
     batch, H, H_kv, N_q, N_k, _ = shape
-    Q, K = tensors(*shape, packed=sequences is not None)
+    Q, K = without_data(*shape, packed=sequences is not None)
     beside = others(batch, lengths, sequences)
     made = forward.prepare_launch(Tensors(Q, K, K, **beside), Options(causal, 0.1))
     args, size = made.arguments, made.arguments["CONFIG"]
@@ -80,21 +80,21 @@ def test_hopper_forward_launch_arguments_fit_the_call(shape, causal, lengths, se
     "options", [Options(False, 0.1, left=3), Options(True, 0.1, left=3), Options(False, 0.1, right=0)]
 )
 def test_hopper_forward_uses_its_own_config_for_windows(options, monkeypatch):
-    Q, K = tensors(1, 2, 1, 500, 600, 64)
+    Q, K = without_data(1, 2, 1, 500, 600, 64)
     args = forward.prepare_launch(Tensors(Q, K, K), options).arguments
     assert args["CONFIG"] == forward_configs.HALF_B_C[64] and args["CAUSAL"] is options.causal
     assert (args["left"], args["right"]) == (options.left, options.right)
     for d, taken in ((32, True), (128, True), (192, False)):
-        wide = tensors(1, 2, 1, 500, 600, d)
+        wide = without_data(1, 2, 1, 500, 600, d)
         assert (forward.prepare(Tensors(wide[0], wide[1], wide[1]), options) is not None) is taken
     told = []
     monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: told.append(arguments))
     backward.prepare(Q, Q, Tensors(Q, K, K), options)
     assert (told[1]["CAUSAL"], told[1]["left"], told[1]["right"]) == (options.causal, options.left, options.right)
     assert told[1]["l2_group"] == told[1]["heads"] > 1, "as under the causal mask"
-    Q, K = tensors(1, 2, 1, 500, 640, 128)
+    Q, K = without_data(1, 2, 1, 500, 640, 128)
     assert not backward.choose(Tensors(Q, K, K), options, False)[0].v_in_registers
-    Q, K = tensors(1, 2, 1, 500, 600, 64, packed=True)
+    Q, K = without_data(1, 2, 1, 500, 600, 64, packed=True)
     packed = Tensors(Q, K, K, **others(1, False, 2))
     assert forward.prepare(packed, options) is None and backward.prepare(Q, Q, packed, options) is None
 
@@ -107,7 +107,7 @@ def test_hopper_backward_launches_and_workspaces_fit_the_call(
 ):
     """Sums of dQ, then of dK and dV where column blocks are divided, then semaphores: none in the place of another."""
     batch, H, H_kv, _, N_k, _ = shape
-    Q, K = tensors(*shape, packed=sequences is not None)
+    Q, K = without_data(*shape, packed=sequences is not None)
     beside, called = others(batch, lengths, sequences), {}
     starts = beside["cu_seqlens_q"], beside["cu_seqlens_k"]
 
@@ -175,7 +175,7 @@ AS_THEY_ARE = [  # no heads to join, a mask, or tensors in another order: option
 
 @pytest.mark.parametrize("options, lengths, H_kv, odd_q, odd_dO, odd_O", AS_THEY_ARE)
 def test_calls_that_need_row_positions_are_not_packed(options, lengths, H_kv, odd_q, odd_dO, odd_O, monkeypatch):
-    Q, K = tensors(2, 4, H_kv, 300, 512, 64)
+    Q, K = without_data(2, 4, H_kv, 300, 512, 64)
     q, dO, O = (odd(Q) if odd else Q for odd in (odd_q, odd_dO, odd_O))
     record = Tensors(q, K, K, **others(2, lengths, None))
     for more in ((dO, O), (q,)) if odd_q else ((dO, O),):
@@ -193,7 +193,7 @@ def test_calls_that_need_row_positions_are_not_packed(options, lengths, H_kv, od
 
 
 def test_packed_sequences_do_not_pack_query_heads():
-    Q, K = tensors(1, 4, 2, 300, 512, 64, packed=True)
+    Q, K = without_data(1, 4, 2, 300, 512, 64, packed=True)
     record = Tensors(Q, K, K, **others(1, False, 2))
     assert host.pack_gqa(record, Options(False, 0.1), Q)[0] is record
 
@@ -202,9 +202,9 @@ def test_packed_sequences_do_not_pack_query_heads():
 @pytest.mark.parametrize("H, H_kv, N_q, N_k", [(4, 2, 300, 512), (8, 1, 344, 344), (64, 8, 192, 1000), (6, 3, 1, 77)])
 def test_unmasked_grouped_query_heads_are_packed_as_rows(H, H_kv, N_q, N_k, d, monkeypatch):
     """The launches are those of H_kv heads of g · N rows, whereas tensors and results keep their shapes."""
-    (Q, K), rows = tensors(2, H, H_kv, N_q, N_k, d), H // H_kv * N_q
+    (Q, K), rows = without_data(2, H, H_kv, N_q, N_k, d), H // H_kv * N_q
     record, options = Tensors(Q, K, torch.empty_like(K)), Options(False, 0.1)
-    wide = Tensors(*tensors(2, H_kv, H_kv, rows, N_k, d), K)
+    wide = Tensors(*without_data(2, H_kv, H_kv, rows, N_k, d), K)
     prepare_launch, made, handed = forward.prepare_launch, [], []
 
     def watched(*given):
@@ -241,7 +241,7 @@ def test_unmasked_grouped_query_heads_are_packed_as_rows(H, H_kv, N_q, N_k, d, m
 
 
 def test_hopper_calls_check_the_alignment_of_every_tensor(monkeypatch):
-    Q, K = tensors(1, 2, 1, 300, 300, 64)
+    Q, K = without_data(1, 2, 1, 300, 300, 64)
     looked_at = []
     monkeypatch.setattr(host, "tma_aligned", lambda *tensors: looked_at.append(tensors))
     dO, dL, O, L, *given = beside = [torch.empty_like(x) for x in (Q, Q[..., 0], Q, Q[..., 0], Q, K, K)]
@@ -254,7 +254,7 @@ def test_hopper_calls_check_the_alignment_of_every_tensor(monkeypatch):
 @pytest.mark.parametrize("packed", (False, True))
 def test_hopper_accepts_expanded_heads_and_allocates_full_gradients(packed, monkeypatch):
     """The copy engine steps 0 bytes from head to head; what it writes to has memory for each head."""
-    Q, K = tensors(1, 4, 1, 500, 600, 64, packed=packed)
+    Q, K = without_data(1, 4, 1, 500, 600, 64, packed=packed)
     K = K.expand(*K.shape[:-2], 4, 64) if packed else K.expand(1, 4, 600, 64)
     options, record = Options(True, 0.1), Tensors(Q, K, K, **others(1, False, 2 if packed else None))
     described = forward.prepare_launch(record, options).descriptors

@@ -11,7 +11,7 @@ import torch
 from case_selection import covering_rows
 from compile_worker import kinds
 from hopper_gpu import check_kernels, run_kernels
-from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, hopper, largest_error  # before Triton
+from kernel_truth import DEVICE, NAMES, NAN, check_accuracy, dense_packed, hopper, largest_error  # before Triton
 
 pytest.importorskip("triton")
 
@@ -27,7 +27,6 @@ from fa2_lab.kernels.hopper.forward import launch as forward
 if interpreter.version_conflict():
     pytest.skip(interpreter.version_conflict(), allow_module_level=True)
 
-NAN = float("nan")
 # Lengths of queries and of keys: no rows, one, a whole block, one more; more queries than keys and the other way round.
 LENGTHS = [
     ([0, 1, 40, 64, 0, 129], [0, 1, 40, 64, 0, 129]),

@@ -11,7 +11,7 @@ from kernel_truth import dense  # before Triton
 
 pytest.importorskip("triton")
 
-from hopper_language import LANGUAGE, Pointer, Tile, Whole, multiply, plain, wait
+from hopper_language import LANGUAGE, Pointer, Tile, Whole, multiply, unjitted, wait
 
 from fa2_lab.kernels import ladder
 
@@ -100,7 +100,7 @@ def by_python(module, monkeypatch, rings, program, programs):
     language |= dict(NVMMADistributedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None)
     language |= dict(allocate_shared_memory=lambda dtype, shape, layout: Room(shape))
     language |= dict(warp_specialize=lambda parts, *_: [part(*given) for part, given in reversed(parts)])
-    stand_ins = plain(module) | dict(gl=SimpleNamespace(**language), LN2=math.log(2), NEG_INF=-np.inf, LOWEST=-1e30)
+    stand_ins = unjitted(module) | dict(gl=SimpleNamespace(**language), LN2=math.log(2), NEG_INF=-np.inf, LOWEST=-1e30)
     stand_ins |= dict(
         LAG=8.0, tile_buffers=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, load=load
     )

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from kernel_truth import dense  # before Triton
+from kernel_truth import NAN, dense  # before Triton
 
 pytest.importorskip("triton")
 
@@ -18,12 +18,11 @@ from hopper_simulator import initial_scores_and_dP, ordered_additions, run_backw
 from fa2_lab.kernels.hopper.backward.configs import choose
 from fa2_lab.kernels.hopper.shared import geometry
 
-NAN = float("nan")
 WINDOWS = [(None, None), (None, 0), (0, 0), (7, 0), (100, 0), (70, 30), (None, 40), (64, None), (128, 127)]
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def on_numpy(monkeypatch):
     simulate_on_numpy(monkeypatch)
 
 

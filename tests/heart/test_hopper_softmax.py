@@ -90,7 +90,7 @@ def inline_asm_elementwise(text, constraints, tiles, dtype, is_pure, pack):
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def on_numpy(monkeypatch):
     simulate_on_numpy(monkeypatch)
     monkeypatch.setattr(softmax, "LOWEST", LOWEST)
     more = dict(max=np.max, inline_asm_elementwise=inline_asm_elementwise)

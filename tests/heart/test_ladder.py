@@ -41,14 +41,14 @@ def runnable(rungs=ladder.RUNGS) -> list:
     return [pytest.param(rung, marks=missing) if gluon(rung) else rung for rung in rungs]
 
 
-def fenced(x):
+def with_nan_behind(x):
     """Return x with NaN in memory behind its last element, so that a read past the end shows."""
     memory = torch.full((x.numel() + 128 * x.shape[-1],), torch.nan, dtype=x.dtype, device=DEVICE)
     memory[: x.numel()] = x.flatten()
     return memory[: x.numel()].view(x.shape)
 
 
-def tensors(N_q, N_k, d, dtype=torch.float16, heads=2):
+def random_qkv(N_q, N_k, d, dtype=torch.float16, heads=2):
     draw = torch.Generator().manual_seed(0)
     return [torch.randn(1, heads, n, d, generator=draw).to(dtype) for n in (N_q, N_k, N_k)]
 
@@ -69,15 +69,15 @@ def check(rung, q, k, v, causal):
 @pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.OTHERS))
 def test_rung_matches_float64(rung):
     for *sizes, causal in LARGE if GPU else SMALL:
-        check(rung, *map(fenced, tensors(*sizes)), causal)
-    check(rung, *map(fenced, tensors(70, 100, 64, torch.bfloat16)), True)
+        check(rung, *map(with_nan_behind, random_qkv(*sizes)), causal)
+    check(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.bfloat16)), True)
     if not GPU:  # which multiplies fp32 with fewer bits
-        check(rung, *map(fenced, tensors(70, 100, 64, torch.float32)), True)
+        check(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.float32)), True)
 
 
 @pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.OTHERS))
 def test_rung_is_right_for_extreme_scores_and_strided_inputs(rung):
-    q, k, v = (x.to(DEVICE) for x in tensors(70, 130, 64, heads=1))
+    q, k, v = (x.to(DEVICE) for x in random_qkv(70, 130, 64, heads=1))
     rising = k * torch.linspace(0.1, 20, 130, device=DEVICE)[None, None, :, None].half()
     hard = [(300 * q, k), (q.abs() + 30, -k.abs() - 30), (q, rising)]  # all near −7,000; a maximum that grows
     for queries, keys in hard:
@@ -91,7 +91,7 @@ def test_rung_is_right_for_extreme_scores_and_strided_inputs(rung):
 @pytest.mark.parametrize("rung", runnable(ladder.OTHERS))
 @pytest.mark.parametrize("key", range(8))  # of 8 neighbours one exponential is not the hardware's
 def test_software_exponential_propagates_nan(rung, key):
-    q, k, v = (x.to(DEVICE) for x in tensors(64, 128, 64))
+    q, k, v = (x.to(DEVICE) for x in random_qkv(64, 128, 64))
     k[:, :, key] = torch.nan
     assert ladder.load(rung).forward(q, k, v, False)[0].isnan().all()
 
@@ -99,8 +99,8 @@ def test_software_exponential_propagates_nan(rung, key):
 @pytest.mark.parametrize("rung", ladder.SIDE)
 @pytest.mark.parametrize(("N", "d", "size"), [(128, 64, 1), (192, 128, 300)])
 def test_side_rung_matches_float64(rung, N, d, size):
-    q, k, v = tensors(N, N, d)
-    check(rung, *map(fenced, (size * q, k, v)), False)
+    q, k, v = random_qkv(N, N, d)
+    check(rung, *map(with_nan_behind, (size * q, k, v)), False)
     with pytest.raises(ValueError, match=r"q, k, causal: got .* it takes"):
         ladder.load(rung).forward(q, k, v, True)
 
@@ -115,13 +115,13 @@ def low(q, k):
 @pytest.mark.parametrize("rung", runnable(ladder.BACKWARD))
 @pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), LARGE if GPU else SMALL)
 def test_backward_rung_matches_float64(rung, N_q, N_k, d, causal, change):
-    q, k, v, dO = *tensors(N_q, N_k, d), torch.randn(1, 2, N_q, d, generator=torch.Generator().manual_seed(1)).half()
+    q, k, v, dO = *random_qkv(N_q, N_k, d), torch.randn(1, 2, N_q, d, generator=torch.Generator().manual_seed(1)).half()
     q, k = change(q, k)
     seen = oracle.visible(N_q, N_k, causal)
     heads = zip(*(x[0].double().numpy() for x in (q, k, v, dO)), strict=True)
     O, L, *gradients = map(np.stack, zip(*(oracle.dense(*x[:3], seen, None, None, x[3]) for x in heads), strict=True))
     O, L = (torch.from_numpy(x)[None] for x in (O, L))
-    given = [fenced(x) for x in (q, k, v, O.half(), L.float(), dO)]
+    given = [with_nan_behind(x) for x in (q, k, v, O.half(), L.float(), dO)]
     for x, got, want in zip((q, k, v), ladder.load(rung).backward(*given, causal), gradients, strict=True):
         assert (got.dtype, got.shape) == (x.dtype, x.shape)
         assert oracle.relative_error(got[0].double().cpu().numpy(), want) < 2e-3
@@ -132,7 +132,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
 
     Each thread has 64 of 128 keys.
     """
-    from hopper_language import LANGUAGE, Tile, multiply, plain, wait
+    from hopper_language import LANGUAGE, Tile, multiply, unjitted, wait
     from hopper_simulator import initial_scores_and_dP
 
     def blocks(X, rows):  # what the copy engine brings: rows past the end are zero
@@ -153,7 +153,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
     dQ, dK, dV = np.zeros((len(Q) * B_r, d)), np.full((N_k, d), np.nan), np.full((N_k, d), np.nan)
     module = ladder.copied("b02")
     vars(module).update(
-        plain(module),
+        unjitted(module),
         gl=LANGUAGE,
         hopper=SimpleNamespace(warpgroup_mma=multiply, warpgroup_mma_wait=wait, fence_async_shared=lambda: None),
         mbarrier=SimpleNamespace(arrive=lambda both, count: None, wait=lambda both, phase: both.wait(timeout=20)),
@@ -253,7 +253,7 @@ def test_rung_changes_the_operations_that_its_first_line_names(rung, monkeypatch
             return real(self, *given, **named)
 
         monkeypatch.setattr(InterpreterBuilder, method, counting)
-    q, k, v = tensors(256, 256, 64)
+    q, k, v = random_qkv(256, 256, 64)
     module = ladder.load(rung)
     if rung in ladder.BACKWARD:
         module.backward(q, k, v, torch.zeros_like(q), torch.zeros(q.shape[:3]), q, True)
@@ -268,7 +268,7 @@ def launched(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
     asked, module = [], ladder.load(rung)
     spy = type("Spy", (), {"__getitem__": lambda _, grid: lambda *given, **named: asked.append((grid, given, named))})
     monkeypatch.setattr(module, "forward_kernel", spy())
-    module.forward(*tensors(**sizes), True)
+    module.forward(*random_qkv(**sizes), True)
     return asked[0]
 
 

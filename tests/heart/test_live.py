@@ -27,21 +27,21 @@ def ask(questions):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here, which runs the pieces' functions")
-    text = json.dumps(plain(questions))
+    text = json.dumps(as_json(questions))
     command = [node, str(Path(__file__).with_name("live.mjs")), str(PIECES / "states.js")]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
 
-def plain(x):
+def as_json(x):
     """Return x in a form that JSON can write: arrays as lists, and −∞ as a word."""
     if isinstance(x, np.ndarray):
-        return plain(x.tolist())
+        return as_json(x.tolist())
     if isinstance(x, dict):
-        return {name: plain(y) for name, y in x.items()}
+        return {name: as_json(y) for name, y in x.items()}
     if isinstance(x, (list, tuple)):
-        return [plain(y) for y in x]
+        return [as_json(y) for y in x]
     return "-inf" if isinstance(x, float) and np.isneginf(x) else x
 
 

@@ -11,7 +11,7 @@ from fa2_lab.machine.splits import Shares
 HEADS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
 
 
-def walked(tiles, share):
+def tiles_by_unit(tiles, share):
     """Return {(program, head): tiles}, counted unit by unit."""
     found, t = {}, 0
     for head, n in enumerate(tiles):
@@ -26,7 +26,7 @@ def walked(tiles, share):
 @given(HEADS, st.integers(1, 20), st.integers(1, 4))
 def test_shares_equal_a_walk_through_all_tiles(tiles, programs, least):
     shares = Shares(tiles, programs, least)
-    found = walked(tiles, shares.share)
+    found = tiles_by_unit(tiles, shares.share)
     spans = {(w, head): list(range(a, b)) for w in range(programs) for head, a, b in shares.spans(w)}
     assert spans == found and shares.busy == 1 + max(w for w, _ in found)
     for head in range(len(tiles)):

@@ -10,7 +10,7 @@ import triton.language as tl
 from attention_cases import kernels, poisoned  # noqa: F401 (two are fixtures)
 from biases import BIASES, CAUSAL_BIAS
 from decode_checks import paged
-from kernel_truth import ALLOWED, DEVICE, GPU, dense, largest_error, run_with_gradients, tensors
+from kernel_truth import ALL_NAMES, ALLOWED, DEVICE, DTYPES, GPU, dense, largest_error, run_with_gradients, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fa2_lab.api.attention import attention
@@ -20,9 +20,6 @@ from fa2_lab.api.paged import attention_paged
 from fa2_lab.distributed import ring_attention
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.decode import plan
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 
 
 def check(
@@ -49,7 +46,7 @@ def check(
     # dsinks is computed from D = rowsum(dO ∘ O), whose O is rounded. PyTorch keeps P, so it has no such error.
     lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
     digits = 2.0**-22 * right[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
-    for name, a, t, b in zip(NAMES, got, right, torchs, strict=False):
+    for name, a, t, b in zip(ALL_NAMES, got, right, torchs, strict=False):
         mine, theirs = largest_error(a, t), largest_error(b, t)
         size = max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
         allowed = ALLOWED.get(name, 3.0) * theirs + (1e-5 + digits) * size + lost.get(name, 0.0)

@@ -15,9 +15,9 @@ from fa2_lab.kernels.ladder import BACKWARD, OTHERS, RUNGS, load  # noqa: E402
 from fa2_studio import compiled  # noqa: E402
 from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
-from fa2_studio.bench.problem import Problem  # noqa: E402
+from fa2_studio.bench.problem import Problem, default_device  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = default_device()
 WHERE = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
 
 

@@ -15,9 +15,9 @@ from fa2_studio.bench.compare import DIRECTIONS, TOLERANCE, prepare_all, prepare
 from fa2_studio.bench.implementations import IMPLEMENTATIONS, SAME_BITS, Implementation  # noqa: E402
 from fa2_studio.bench.peers import dense, flex  # noqa: E402
 from fa2_studio.bench.peers.packed import pad_sequences  # noqa: E402
-from fa2_studio.bench.problem import Problem  # noqa: E402
+from fa2_studio.bench.problem import Problem, default_device  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = default_device()
 SMALL = Problem(1, 4, 2, 40, 40, 16, causal=True, dtype="float32")
 
 
