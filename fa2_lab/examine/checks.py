@@ -112,7 +112,8 @@ def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[
         with suppress(NotExamined):
             answer = ask(32, 16, size=6.0)
             of_scores = share(answer, "O", "scores-rounded") > 0.5
-            of_P = share(ask(32, max(48, 3 * multiple), size=0.0), "O", "weights-rounded") > 0.5  # P is 1/3 · 2⁻ⁿ
+            # If all scores are 0 and there are 3 · 2ⁿ keys, P is 1/3 · 2⁻ⁿ, which must be rounded.
+            of_P = share(ask(32, max(48, 3 * multiple), size=0.0), "O", "weights-rounded") > 0.5
             times = []
             for long in [ask(32, n) for n in (1024, 4096) if is_cross]:
                 usual = long.variant(Variant((*variant.names, "p-rounded"), 64, BITS[dtype]), "O")

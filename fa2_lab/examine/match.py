@@ -78,7 +78,7 @@ class Answer:
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, variant)) | (~np.isfinite(got) & ~np.isfinite(want))
         if name == "O" and (nothing := np.isneginf(self.variant(variant, "L"))[..., None]).any():
-            # A row of O without keys may be 0, NaN or, if masks are finite numbers, the mean of V or unmasked attention.
+            # A row of O without keys may be 0, NaN or, with finite masks, the mean of V or unmasked attention.
             is_mean = np.abs(got - self.mean()) <= self.bound("O")
             is_open = False if nothing.all() else np.abs(got - self.variant(UNMASKED, "O")) < 0.01
             near |= nothing & ((got == 0) | ~np.isfinite(got) | is_mean | is_open)

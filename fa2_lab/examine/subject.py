@@ -37,7 +37,7 @@ class Subject:
         self.place: tuple[str, ...] | str = ""  # memory layout of the inputs: one for all, or one for each
         self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # value that fills the results of torch.empty
-        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # receives each case
+        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # gets each case before the function
         self.no_gradients = ""  # the reason, if the function has no gradients
         self.no_groups = False  # whether the function writes past its outputs if heads share keys
         self.gives_O = True  # False for a backward function that returns no O

@@ -44,7 +44,7 @@ class Fit:
     limit: str  # "shared memory" if the block cannot run, "registers" if it runs but spills, else ""
     shared_bytes: int
     registers: int  # the number needed per thread, even if it exceeds the limit
-    blocks_per_sm: int  # 0 if it cannot run
+    blocks_per_sm: int  # 0 if the block cannot run
 
 
 # What a block holds -----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Chip:
     warps_per_sm: int
     blocks_per_sm: int
     hbm_bytes: int
-    hbm_per_second: float  # bytes
+    hbm_per_second: float  # bytes per second
     l2_bytes: int
     link_per_second: float  # bytes per second to other GPUs in one direction; datasheets add both directions
 

@@ -24,7 +24,7 @@ class BlockWork:
 
     head: int
     index: int | None  # None if the block computes the whole head, as in FA1
-    cost: int  # tiles
+    cost: int  # number of tiles
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fa2_lab.machine.chips import H200, Chip
 from fa2_lab.tiles import cdiv
 
-ROWS = 64  # per warpgroup
+ROWS = 64  # rows per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock per SM, from L2 through registers into shared memory
 STALL_CLOCKS = 120  # clock cycles per tile spent in other waits, such as for barriers and dependent instructions
 STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, for rungs that copy the next tiles ahead
@@ -35,7 +35,7 @@ class Rung(NamedTuple):
     instructions: int  # instructions per thread per tile
     exponentials: int  # exponentials among these instructions
     d: int = 128
-    keys: int = 64  # per tile
+    keys: int = 64  # keys per tile
     consumers: int = 1  # warpgroups per program that run matmuls, each with 64 rows
 
 

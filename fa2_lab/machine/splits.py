@@ -17,16 +17,15 @@ import numpy as np
 from fa2_lab.machine import grid
 from fa2_lab.tiles import cdiv, real_number, whole_number
 
-# The kernels' two ways --------------------------------------------------------------------------------------------
+# Stream-K ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shares:
     """The stream-K split, which lays the work of all heads end to end and cuts it into equal shares.
 
-    Program w executes the units w · share … (w + 1) · share − 1.
-
     A head takes one unit of work to start (to load its queries and fill the pipeline), and then one unit per tile.
+    Program w executes the units w · share … (w + 1) · share − 1.
     """
 
     tiles: tuple[int, ...]  # the number of tiles in each head

@@ -153,7 +153,7 @@ def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: sli
 
 
 SCHEMES = {"split_q": split_q, "split_k": split_k}
-BARRIERS = {"split_q": 2, "split_k": 3}  # per tile
+BARRIERS = {"split_q": 2, "split_k": 3}  # barriers per tile
 
 
 # Closed formulas for the same counts ------------------------------------------------------------------------

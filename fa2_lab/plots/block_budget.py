@@ -17,7 +17,7 @@ def data(stages: int = 2) -> dict:
     cells = {d: _needs_and_fit(chips_by_name, d, stages) for d in (64, 128)}
     limits = {name: chip.shared_per_block for name, chip in chips_by_name.items()}
     for row in (recorded("compiled") or {}).get("forward", ()):
-        cells[row["d"]][row["B_r"], row["B_c"]]["registers"] = row["registers"]  # instead of the estimate
+        cells[row["d"]][row["B_r"], row["B_c"]]["registers"] = row["registers"]  # replaces the estimate
     return dict(sizes=BLOCKS, stages=stages, cells=cells, limits=limits, compiled=compiled_spills())
 
 

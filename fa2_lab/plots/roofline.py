@@ -157,7 +157,7 @@ def draw(
     if crowded and style.narrow():
         ax.set_xlabel(xlabel.replace(" (", "\n("))
     last = max(2 * max(across), 1000)  # names are written to the right of this x-coordinate
-    labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # at most
+    labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # ticks that fit
     style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
     style.log_ticks(ax.yaxis, style.log_places(low, high))
     edge = max((roof for roof in roofs if not roof.dashed), key=lambda roof: roof.bytes)
