@@ -235,7 +235,8 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # all GPU measurements beforehand, and the book shows the recorded results.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]
+rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |"
+        for chapter in CHAPTERS]
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *rows]))
 
 # %% [markdown]
@@ -292,13 +293,17 @@ rng = np.random.default_rng(1)
 Q, (K, V) = rng.standard_normal((37, 8)), rng.standard_normal((2, 29, 8))
 verdict("37 queries, 29 keys: the four lines", close(attention(Q, K, V), naive.forward(Q, K, V)[0]))
 shown, N = time_and_memory.data(), 4096
-time, memory = ({name: dict(curve) for name, curve in shown[what].items()} for what in ("time", "memory"))
+time, memory = ({name: dict(curve) for name, curve in shown[what].items()}
+                for what in ("time", "memory"))
 last = 4 * N
-verdict("at N = 16,384 ours is 5.8 times as fast as standard", round(time["standard"][last] / time["ours"][last], 1) == 5.8)
+verdict("at N = 16,384 ours is 5.8 times as fast as standard",
+        round(time["standard"][last] / time["ours"][last], 1) == 5.8)
 verdict("HBM delivers 4.8 TB/s", chip.hbm_per_second == 4.8e12)
-verdict("FA1 is the slowest at every N", all(max(time, key=lambda name: time[name][n]) == "FA1" for n in time["FA1"]))
+verdict("FA1 is the slowest at every N",
+        all(max(time, key=lambda name: time[name][n]) == "FA1" for n in time["FA1"]))
 growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA2", "ours")]
-verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
+verdict("memory at twice the N: fourfold, double, double",
+        [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
 price = rates(chip).in_flops()
 verdict("to compute twice is 13 times as cheap", round(8 * price["dram"] / (2 * 64)) == 13)
 verdict("eight bytes through L2 cost about 820 FLOPs", round(8 * price["l2"], -1) == 820)

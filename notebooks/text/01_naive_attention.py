@@ -66,9 +66,11 @@ lines = [f"| {N:,} | {MiB / 1024:.1f} GiB |" for N, MiB in held.items()]
 (refused,) = {
     row.problem["N_q"]
     for row in load("memory").rows
-    if row.direction == "forward" and row.problem["N_q"] == 2 * max(held) and "torch math" in row.failed
+    if row.direction == "forward" and row.problem["N_q"] == 2 * max(held)
+    and "torch math" in row.failed
 }
-Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |", *lines, f"| {refused:,} | out of memory |"]))
+Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |", *lines,
+                    f"| {refused:,} | out of memory |"]))
 
 # %% [markdown]
 # With twice as many tokens, standard attention takes four times as much memory. At 32,768 tokens, the GPU's 141 GiB are
@@ -382,10 +384,26 @@ def rows(words, N_q, N_k, tau, size=1):
 
 check(
     by_rows,
-    rows("one query and three keys. Is L a logarithm, and is o a weighted mean of values?", 1, 3, 1.0),
-    rows("five queries and three keys. How many rows does O have, and how many entries does L have?", 5, 3, 1.0),
+    rows(
+        "one query and three keys. Is L a logarithm, and is o a weighted mean of values?",
+        1,
+        3,
+        1.0,
+    ),
+    rows(
+        "five queries and three keys. How many rows does O have, and how many entries does L have?",
+        5,
+        3,
+        1.0,
+    ),
     rows("τ = 0.5. Is it in the scores?", 4, 6, 0.5),
-    rows("scores near 1,000. Is m subtracted before e^s, and added back into L?", 4, 6, 0.5, size=1000),
+    rows(
+        "scores near 1,000. Is m subtracted before e^s, and added back into L?",
+        4,
+        6,
+        0.5,
+        size=1000,
+    ),
     names=("O", "L"),
 )
 
@@ -463,19 +481,26 @@ from fa2_lab.machine.rates import cost, rates
 from fa2_lab.tiles import Tiling
 from fa2_studio.book.verdicts import close, verdict
 
-verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
+verdict("standard = naive.forward",
+        close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
 verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
-verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
-verdict("the meter = the closed form", meter.hbm_elements == io_model.standard_forward(Tiling(8, 8, 1, 1), 4).total)
+verdict("the gradients = naive.backward",
+        all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
+verdict("the meter = the closed form",
+        meter.hbm_elements == io_model.standard_forward(Tiling(8, 8, 1, 1), 4).total)
 intensity = cost("standard", N=4096, d=128).intensity("dram_bytes")
-verdict("42 FLOPs per byte, a fifth of what the GPU could do", [round(intensity), round(intensity / 20.6)] == [42, 2])
-reached = reasons.table_row(load("ladder"), causal=False, d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
+verdict("42 FLOPs per byte, a fifth of what the GPU could do",
+        [round(intensity), round(intensity / 20.6)] == [42, 2])
+reached = reasons.table_row(load("ladder"), causal=False,
+                            d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
 verdict("measured: 14%", round(reached, 2) == 0.14)
 price = rates(chips.H200).in_flops()
 rows_from_l2, both_from_dram = 2 * 2 * 64 * price["l2"], 12 * price["dram"]
-verdict("by_rows: 26,000 N² FLOPs for L2, ten times DRAM's", [round(rows_from_l2, -3), rows_from_l2 // both_from_dram] == [26000, 10])
+verdict("by_rows: 26,000 N² FLOPs for L2, ten times DRAM's",
+        [round(rows_from_l2, -3), rows_from_l2 // both_from_dram] == [26000, 10])
 growth = [held[2 * N] / held[N] for N in (4096, 8192)]
-verdict("twice the tokens take four times the memory", all(3.8 < x < 4.1 for x in growth) and refused == 32768)
+verdict("twice the tokens take four times the memory", all(3.8 < x < 4.1 for x in growth)
+        and refused == 32768)
 
 # %% [markdown] tags=["navigation"]
 # [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)

@@ -59,7 +59,9 @@ print(f"both pairs of sums added, then divided: {(o_a + o_b) / (l_a + l_b):.4f}"
 late = np.append(s[:3], 800)  # the last score is not log 8, but 800
 with np.errstate(over="ignore", invalid="ignore"):
     e = np.exp(late - late[:2].max())
-    print(f"the first half's maximum for all keys:  {e @ v / e.sum():.4f}, if the last score is 800")
+    print(
+        f"the first half's maximum for all keys:  {e @ v / e.sum():.4f}, if the last score is 800"
+    )
 
 # %% [markdown]
 # None of these three attempts is right. The mean of the two outputs gives both halves the same weight, although most of
@@ -141,9 +143,12 @@ rng = np.random.default_rng(0)
 S, V = 3 * rng.standard_normal((4, 12)), rng.standard_normal((12, 2))
 check(
     update,
-    case("the 1-3-4-8 row. By which factor do the old ℓ and o shrink, and what is added?", s[None], v[:, None], 2),
-    case("four rows meet their first block. Does each row have its own maximum, and how does (B_r,) multiply (B_r, d)?", S, V, 0),
-    case("the largest score came first, so m must stay. Which maximum do the new terms use?", np.sort(S)[:, ::-1], V, 3),
+    case("the 1-3-4-8 row. By which factor do the old ℓ and o shrink, and what is added?",
+         s[None], v[:, None], 2),
+    case("four rows meet their first block. Does each row have its own maximum, and how does "
+         "(B_r,) multiply (B_r, d)?", S, V, 0),
+    case("the largest score came first, so m must stay. Which maximum do the new terms use?",
+         np.sort(S)[:, ::-1], V, 3),
     names=("m", "ℓ", "o"),
 )
 
@@ -190,7 +195,8 @@ for block in np.split(np.arange(2048), 32):
 e = np.exp(scores - scores.max(axis=1, keepdims=True))
 found = state.finalize()[0], bf16(bf16(e) @ values / e.sum(axis=1, keepdims=True))
 rescaled, rounded = (float(np.linalg.norm(O - truth) / np.linalg.norm(truth)) for O in found)
-print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and O in bf16 {rounded:.4f}")
+print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and O in bf16 "
+      f"{rounded:.4f}")
 
 # %% [markdown]
 # The rescaling happens in float32, and four decimals don't show its error. The rounding alone causes an error of
@@ -253,7 +259,8 @@ print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and 
 hidden, right = S.copy(), after(S, V)
 hidden[1], right[0][1], right[1][1], right[2][1] = -np.inf, -np.inf, 0, 0
 nothing = np.full(4, -np.inf), np.zeros(4), np.zeros((4, 2))
-check(update, Case("row 1 sees no key. What is −∞ − (−∞)?", (*nothing, hidden, V), right), names=("m", "ℓ", "o"))
+check(update, Case("row 1 sees no key. What is −∞ − (−∞)?", (*nothing, hidden, V), right),
+      names=("m", "ℓ", "o"))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -378,19 +385,24 @@ joined = [reduce(SoftmaxState.merge, order).finalize()[0] for order in permutati
 verdict("six orders of the parts agree with plain softmax", all(close(x, plain) for x in joined))
 (O_a, L_a), (O_b, L_b) = parts[0].finalize(), parts[1].merge(parts[2]).finalize()
 both = SoftmaxState(L_a, np.ones(4), O_a).merge(SoftmaxState(L_b, np.ones(4), O_b))
-verdict("finished parts, merged from O and L, agree with plain softmax", close(both.finalize()[0], plain))
+verdict("finished parts, merged from O and L, agree with plain softmax",
+        close(both.finalize()[0], plain))
 S[3] = -np.inf
 O, L = empty.update(S[:, :5], V[:5]).update(S[:, 5:], V[5:]).finalize()
-verdict("a row that sees no key agrees as well", close(O, safe_softmax(S) @ V) and close(L, logsumexp(S)))
+verdict("a row that sees no key agrees as well", close(O, safe_softmax(S) @ V)
+        and close(L, logsumexp(S)))
 errors = [
     error[0]
     for row in load("accuracy").rows
-    if row.direction == "O" and row.problem["rung"] == "O, normal, bfloat16" and not row.problem["causal"]
+    if row.direction == "O" and row.problem["rung"] == "O, normal, bfloat16"
+    and not row.problem["causal"]
     for name, error in row.values.items()
     if row.problem["N_q"] == 2048 and row.problem["d"] == 128
 ]
-verdict("six kernels have an error of 0.0023", len(errors) == 6 and {round(x, 4) for x in errors} == {0.0023})
-verdict("rounding alone has it too, and rescaling less than a thousandth of it", round(rounded, 4) == 0.0023 > 1000 * rescaled)
+verdict("six kernels have an error of 0.0023", len(errors) == 6
+        and {round(x, 4) for x in errors} == {0.0023})
+verdict("rounding alone has it too, and rescaling less than a thousandth of it",
+        round(rounded, 4) == 0.0023 > 1000 * rescaled)
 
 # %% [markdown] tags=["navigation"]
 # [← Naive attention](01_naive_attention.ipynb) · [The map](00_start.ipynb) · [FlashAttention →](03_fa1.ipynb)

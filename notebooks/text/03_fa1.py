@@ -49,9 +49,11 @@ from fa2_studio.book.steps import fa1_step
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
 took, moved = reasons.table_row(record, causal=False, d=128), roofline.counted(record, 128)
 lines = [
-    f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.2f} ms |" for name, rung in rungs.items()
+    f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.2f} ms |"
+    for name, rung in rungs.items()
 ]
-Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| --- | ---: | ---: |", *lines]))
+Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |",
+                    "| --- | ---: | ---: |", *lines]))
 
 # %% [markdown]
 # FA1 has 1.7 times as much DRAM traffic, and it takes four times as long. These are two separate failures. Although S
@@ -122,9 +124,12 @@ four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2
 S[0, 0] = 5  # the first row has its largest score in the first tile
 check(
     step,
-    case("three rows meet their first tile. Does each row have its own maximum, and is o divided at the end?", S, V, 0),
-    case("the 1-3-4-8 row of the table above. o arrives divided by ℓ. What undoes that?", four, values, 2),
-    case("in row 0 the old maximum is larger than the tile's. Which side must shrink there?", S, V, 3),
+    case("three rows meet their first tile. Does each row have its own maximum, and is o "
+         "divided at the end?", S, V, 0),
+    case("the 1-3-4-8 row of the table above. o arrives divided by ℓ. What undoes that?", four,
+         values, 2),
+    case("in row 0 the old maximum is larger than the tile's. Which side must shrink there?", S,
+         V, 3),
     names=("m", "ℓ", "o"),
 )
 
@@ -258,9 +263,11 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # %% tags=["hide-input"]
 lines = []
 for d in (64, 128):
-    shares = [cost("FA1", d=d, B_c=B_c).dram_bytes / cost("standard", d=d).dram_bytes for B_c in (64, 128, 256)]
+    shares = [cost("FA1", d=d, B_c=B_c).dram_bytes / cost("standard", d=d).dram_bytes
+              for B_c in (64, 128, 256)]
     lines.append(f"| d = {d} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
-Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | ---: | ---: | ---: |", *lines]))
+Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |",
+                    "| --- | ---: | ---: | ---: |", *lines]))
 
 # %% [markdown]
 # L2 also holds what was recently stored (chapter 00), so could the unfinished outputs simply stay in L2 until they are
@@ -421,25 +428,34 @@ from fa2_lab.plots import time_and_memory
 from fa2_lab.tiles import Tiling
 from fa2_studio.book.verdicts import close, verdict
 
-verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau))))
-verdict("the formula = io_model.fa1_forward", formula == io_model.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
+verdict("fa1_forward here = fa1.forward",
+        all(map(close, (O, l, m), fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau))))
+verdict("the formula = io_model.fa1_forward",
+        formula == io_model.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
-verdict("FA1 takes about four times standard's time", 3.5 < slow["FA1"][4096] / slow["standard"][4096] < 4.5)
-verdict("1.7 times the bytes reach DRAM", round(cost("FA1").dram_bytes / cost("standard").dram_bytes, 1) == 1.7)
+verdict("FA1 takes about four times standard's time",
+        3.5 < slow["FA1"][4096] / slow["standard"][4096] < 4.5)
+verdict("1.7 times the bytes reach DRAM",
+        round(cost("FA1").dram_bytes / cost("standard").dram_bytes, 1) == 1.7)
 verdict("counted: 1.7 times", round(moved["r01_fa1"] / moved["r00_standard"], 1) == 1.7)
 drawn = [round(moved[rung] / took.values[rung][0] / 1e9, 1) for rung in ("r00_standard", "r01_fa1")]
 verdict("standard attention drew 3.2 TB/s from DRAM, FA1 1.4", drawn == [3.2, 1.4])
 ms = {
     row.problem["batch"] * row.problem["heads"]: round(row.values["r01_fa1"][0], 1)
     for row in record.rows
-    if (row.direction, row.problem["N_q"], row.problem["d"], row.problem["causal"]) == ("forward", 4096, 128, False)
+    if (row.direction, row.problem["N_q"], row.problem["d"],
+        row.problem["causal"]) == ("forward", 4096, 128, False)
 }
 verdict("FA1 takes 16.3 ms with 64 heads, 11.7 ms with 8", ms == {64: 16.3, 8: 11.7})
-verdict("at full speed, FA1's bytes take 4.6 ms", round(1e3 * moved["r01_fa1"] / chips.H200.hbm_per_second, 1) == 4.6)
-verdict("the H100 and the H200 have the same room", chips.H100.shared_per_sm == chips.H200.shared_per_sm)
-verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").dram_bytes > 0.99 * cost("FA1").requested)
+verdict("at full speed, FA1's bytes take 4.6 ms",
+        round(1e3 * moved["r01_fa1"] / chips.H200.hbm_per_second, 1) == 4.6)
+verdict("the H100 and the H200 have the same room",
+        chips.H100.shared_per_sm == chips.H200.shared_per_sm)
+verdict("99% of what FA1 loads and stores reaches DRAM",
+        cost("FA1").dram_bytes > 0.99 * cost("FA1").requested)
 needed = [(10 * d + 16) / 12 for d in (64, 128)]
-verdict("FA1 needs 55 and 109 keys in a block: at exactly 108, it is a tie", [int(x) + 1 for x in needed] == [55, 109] and needed[1] == 108)
+verdict("FA1 needs 55 and 109 keys in a block: at exactly 108, it is a tie",
+        [int(x) + 1 for x in needed] == [55, 109] and needed[1] == 108)
 B_c, B_r, d = 228, 128, 128
 held = 2 * 2 * B_c * d + 4 * B_r * B_c + (2 + 4) * B_r * d
 verdict("the paper's blocks need 42% more than there is", round(held / (228 * 1024), 2) == 1.42)

@@ -312,9 +312,21 @@ def case(words, N_q, N_k, mask=NO_MASK, size=1):
 check(
     forward,
     case("no mask. Where is the scale 1/√d, and what is L?", 8, 8),
-    case("11 queries and 9 keys: the last blocks are short. Which array has a fixed size?", 11, 9),
-    case("a causal mask. Is each tile hidden where it must be, so that row 0 does not see key 1?", 8, 8, CAUSAL),
-    case("rows 0 to 3 see no key. Their O must be 0 and L −∞. Which line divides by ℓ?", 8, 4, CAUSAL),
+    case(
+        "11 queries and 9 keys: the last blocks are short. Which array has a fixed size?", 11, 9
+    ),
+    case(
+        "a causal mask. Is each tile hidden where it must be, so that row 0 does not see key 1?",
+        8,
+        8,
+        CAUSAL,
+    ),
+    case(
+        "rows 0 to 3 see no key. Their O must be 0 and L −∞. Which line divides by ℓ?",
+        8,
+        4,
+        CAUSAL,
+    ),
     case("scores near 1,000. Is m subtracted in every tile?", 8, 8, CAUSAL, size=1000),
     names=("O", "L"),
 )
@@ -472,7 +484,8 @@ from fa2_lab.machine.rates import cost
 from fa2_lab.plots import roofline
 from fa2_lab.records import load
 
-record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
+record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1",
+                                 "FA2, 64 × 64": "r03_row_blocks"}
 took, moved = reasons.table_row(record, causal=False, d=128), roofline.counted(record, 128)
 settings = {
     "standard": cost("standard"),
@@ -481,13 +494,17 @@ settings = {
     "FA2, 128 × 128": cost("FA2", B_r=128, B_c=128),
 }
 allowed = {  # TFLOP/s that each unit allows
-    name: {unit: asked.flops / seconds / 1e12 for unit, seconds in asked.seconds(chips.H200).items()}
+    name: {unit: asked.flops / seconds / 1e12
+           for unit, seconds in asked.seconds(chips.H200).items()}
     for name, asked in settings.items()
 }
 table = {
-    "FLOPs per requested byte": [f"{asked.intensity('requested'):.0f}" for asked in settings.values()],
-    "FLOPs per byte that reaches DRAM": [f"{asked.intensity('dram_bytes'):,.0f}" for asked in settings.values()],
-    **{f"{unit}: TFLOP/s": [f"{x[unit]:,.0f}" for x in allowed.values()] for unit in ("L2", "DRAM", "tensor cores")},
+    "FLOPs per requested byte":
+        [f"{asked.intensity('requested'):.0f}" for asked in settings.values()],
+    "FLOPs per byte that reaches DRAM":
+        [f"{asked.intensity('dram_bytes'):,.0f}" for asked in settings.values()],
+    **{f"{unit}: TFLOP/s": [f"{x[unit]:,.0f}" for x in allowed.values()]
+       for unit in ("L2", "DRAM", "tensor cores")},
     "the limit": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
     "measured: TFLOP/s": [f"{took.rate(rung):.0f}" for rung in rungs.values()] + [""],
 }
@@ -557,8 +574,10 @@ def times(words, N, d, B_r):
 
 check(
     seconds,
-    times("one row block of 128 rows. Two products: how many FLOPs is a multiply-add? How many bytes does a number have?", 128, 64, 128),
-    times("four row blocks. What does each of them load, and what does it find in L2?", 256, 64, 64),
+    times("one row block of 128 rows. Two products: how many FLOPs is a multiply-add? How many "
+          "bytes does a number have?", 128, 64, 128),
+    times("four row blocks. What does each of them load, and what does it find in L2?", 256, 64,
+          64),
     times("4,096 keys, d = 128 and 128 rows", 4096, 128, 128),
     names=("tensor cores", "L2", "DRAM"),
 )
@@ -621,49 +640,68 @@ from fa2_lab.reference import fa2
 from fa2_studio.book.verdicts import close, verdict
 
 theirs = fa2.forward(Q, K, V, B_r=4, B_c=2)
-verdict("the loops swapped, with update and one division = fa2.forward", close(O / l[:, None], theirs[0]))
+verdict("the loops swapped, with update and one division = fa2.forward",
+        close(O / l[:, None], theirs[0]))
 verdict("L = m + log ℓ", close(m + np.log(l), theirs[1]))
-tilings = [Tiling(N, N, B_r, B_c, CAUSAL) for N, B_r, B_c in [(8, 2, 2), (12, 4, 3), (12, 3, 4), (13, 5, 4)]]
+tilings = [Tiling(N, N, B_r, B_c, CAUSAL)
+           for N, B_r, B_c in [(8, 2, 2), (12, 4, 3), (12, 3, 4), (13, 5, 4)]]
 same = [kind(t, i, j) is t.kind(i, j) for t in tilings for i in range(t.T_r) for j in range(t.T_c)]
 verdict("the corner tests = Tiling.kind, also for tiles that are not square", all(same))
-one, two = (io_model.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total for x in ("fa1", "fa2"))
+one, two = (io_model.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total
+            for x in ("fa1", "fa2"))
 drawn = sum(event.elements for event in visiting_order.data()["events"]["FA2"])
 verdict("the picture stores one number per row, this code two: 408 elements", drawn + 12 == 408)
 verdict("the swap saves a third", round(one / two, 1) == 1.5)
 old, new = (time_model.tile_clocks(chips.A100, 128, 64, 128, algorithm=x) for x in ("fa1", "fa2"))
 in_turns, later = (c.tensor + c.fp32 + c.exp for c in (old, new))
-verdict("tweak 1: 8% of the time in turns", (in_turns, round(1 - later / in_turns, 2)) == (3488, 0.08))
+verdict("tweak 1: 8% of the time in turns",
+        (in_turns, round(1 - later / in_turns, 2)) == (3488, 0.08))
 gains = []  # by dividing once, without a mask and with the causal one
 for row in load("ladder").rows:
     shape = row.problem["batch"] * row.problem["heads"], row.problem["N_q"], row.problem["d"]
     if row.direction == "forward" and shape == (64, 4096, 128):
         once = next(name for name in row.values if name.endswith("_deferred"))
         gains.append(round(row.values["r03_row_blocks"][0] / row.values[once][0], 2))
-verdict("dividing once gains more than a fifth without a mask, nothing with one", gains[0] > 1.2 and gains[1] < 1.02)
-verdict("counted: 22.1 and 0.3 GB", [round(moved[rung] / 1e9, 1) for rung in ("r01_fa1", "r03_row_blocks")] == [22.1, 0.3])
+verdict("dividing once gains more than a fifth without a mask, nothing with one", gains[0] > 1.2
+        and gains[1] < 1.02)
+verdict("counted: 22.1 and 0.3 GB",
+        [round(moved[rung] / 1e9, 1) for rung in ("r01_fa1", "r03_row_blocks")] == [22.1, 0.3])
 half = took.rate("r03_row_blocks") / allowed["FA2, 64 × 64"]["L2"]
 verdict("FA2 reaches about half of its bound", 0.45 < half < 0.55)
-others = [min(x["FP32 units"], x["special function units"]) / x["tensor cores"] for x in allowed.values()]
+others = [min(x["FP32 units"], x["special function units"]) / x["tensor cores"]
+          for x in allowed.values()]
 verdict("the other units allow more than the tensor cores", min(others) > 1)
-small = 4 * 128 / (12 + 6 * 128 / 64) * rates(chips.H200).l2  # FLOPs per byte of standard attention in tiles of 64 × 64
-verdict("DRAM limits standard attention in tiles of 64 × 64, too", small > 1e12 * allowed["standard"]["DRAM"])
-windows = [[range(first, first + blocks * chips.H200.SMs) for first in range(64)] for blocks in (1, 3)]  # workers at work
-at_work = [sorted({len({worker // 64 for worker in window}) for window in among}) for among in windows]  # heads
-verdict("3 or 4 heads at work, 7 or 8; an A100 has 1.41 GHz", at_work == [[3, 4], [7, 8]] and chips.A100.clock_hz == 1.41e9)
+# FLOPs per byte of standard attention in tiles of 64 × 64
+small = 4 * 128 / (12 + 6 * 128 / 64) * rates(chips.H200).l2
+verdict("DRAM limits standard attention in tiles of 64 × 64, too",
+        small > 1e12 * allowed["standard"]["DRAM"])
+# workers at work
+windows = [[range(first, first + blocks * chips.H200.SMs) for first in range(64)]
+           for blocks in (1, 3)]
+# heads
+at_work = [sorted({len({worker // 64 for worker in window}) for window in among})
+           for among in windows]
+verdict("3 or 4 heads at work, 7 or 8; an A100 has 1.41 GHz", at_work == [[3, 4], [7, 8]]
+        and chips.A100.clock_hz == 1.41e9)
 N, d, t = 4096, 128, Tiling(4096, 4096, 64, 64)
 formulas = {
     "standard": 4 * N**2 + 3 * d * N**2 // 128 + N * d,
     "fa1": t.T_c * (3 * N * d + 4 * N) + 3 * N * d + 2 * N,
     "fa2": t.T_r * 2 * N * d + 2 * N * d + N,
 }
-verdict("three formulas", all(io_model.requests(x, "forward", t, d).total == n for x, n in formulas.items()))
-per_score = {x: io_model.in_bytes(x, io_model.requests(x, "forward", t, d)).total / N**2 for x in formulas}
+verdict("three formulas",
+        all(io_model.requests(x, "forward", t, d).total == n for x, n in formulas.items()))
+per_score = {x: io_model.in_bytes(x, io_model.requests(x, "forward", t, d)).total / N**2
+             for x in formulas}
 wanted = {"standard": 12 + 6 * d / 128, "fa1": (10 * d + 16) / 64, "fa2": 4 * d / 64}
-verdict("bytes per score, but for terms in N", all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
+verdict("bytes per score, but for terms in N",
+        all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
 few, chip = settings["FA2, 64 × 64"], rates(chips.H200)
-verdict("130 MiB per head, of which 3% reach DRAM", (few.requested >> 26, round(few.dram_bytes / few.requested, 2)) == (130, 0.03))
+verdict("130 MiB per head, of which 3% reach DRAM",
+        (few.requested >> 26, round(few.dram_bytes / few.requested, 2)) == (130, 0.03))
 last = cost("FA2", d=64, B_r=128, B_c=128).limit(chips.H200)[0]
-verdict("128 rows at d = 64: exponentials; room for 122,880 keys", (last, chips.H200.l2_bytes // 512) == ("special function units", 122880))
+verdict("128 rows at d = 64: exponentials; room for 122,880 keys",
+        (last, chips.H200.l2_bytes // 512) == ("special function units", 122880))
 fed = few.intensity("requested") * chip.l2 / 1e12, few.intensity("dram_bytes") * chip.dram / 1e12
 verdict("FA2: L2 allows 609 TFLOP/s, DRAM 9,800", (round(fed[0]), round(fed[1], -2)) == (609, 9800))
 

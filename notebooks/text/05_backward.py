@@ -57,15 +57,19 @@ def worker(dQ, dq):  # one step for each `next`
 
 
 def timeline(turns):  # the order in which workers A and B take their steps
-    dQ, lines = [0], ["| step | worker A, dq = 3 | worker B, dq = 4 | dQ |", "| ---: | --- | --- | ---: |"]
+    dQ, lines = [0], ["| step | worker A, dq = 3 | worker B, dq = 4 | dQ |",
+                      "| ---: | --- | --- | ---: |"]
     steps = {"A": worker(dQ, 3), "B": worker(dQ, 4)}
     for n, name in enumerate(turns, start=1):
         step = next(steps[name])
-        lines.append(f"| {n} | {step if name == 'A' else ''} | {step if name == 'B' else ''} | {dQ[0]} |")
+        lines.append(f"| {n} | {step if name == 'A' else ''} | {step if name == 'B' else ''} | "
+                     f"{dQ[0]} |")
     return "\n".join(lines)
 
 
-Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n{timeline('ABABAB')}")
+Markdown(
+    f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n{timeline('ABABAB')}"
+)
 
 # %% [markdown]
 # The first timeline ends with 7, but the second one ends with 4, because worker B loads 0 before A has stored its 3,
@@ -143,7 +147,8 @@ def one_tile(s, q, k, v, do, L, D, tau):
 
 # %% tags=["hide-input"]
 # Check: run this cell when you have written your function. You do not have to read it.
-def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small problem, and what it adds by dense gradients
+# a tile of a small problem, and what it adds by dense gradients
+def case(words, N_q, N_k, rows, cols, mask=NO_MASK):
     rng = np.random.default_rng(0)
     q, do, k, v = *rng.standard_normal((2, N_q, 4)), *rng.standard_normal((2, N_k, 4))
     seen = Tiling(N_q, N_k, N_q, N_k, mask).visible(0, 0)
@@ -153,16 +158,20 @@ def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small proble
     tile = s[rows, cols], q[rows], k[cols], v[cols], do[rows], L[rows], D[rows], 0.5
     only = np.zeros((N_q, N_k))
     only[rows, cols] = (p * (do @ v.T - D[:, None]))[rows, cols]
-    return Case(words, tile, ((only @ k / 2)[rows], (only.T @ q / 2)[cols], p[rows, cols].T @ do[rows]))
+    return Case(words, tile,
+                ((only @ k / 2)[rows], (only.T @ q / 2)[cols], p[rows, cols].T @ do[rows]))
 
 
 everything = slice(None)
 check(
     one_tile,
-    case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?", 4, 6, everything, everything),
-    case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 within a tile?", 4, 6, slice(2, 4), slice(0, 3)),
+    case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?",
+         4, 6, everything, everything),
+    case("2 of 4 queries, 3 of 6 keys. Must the rows of p sum to 1 within a tile?", 4, 6,
+         slice(2, 4), slice(0, 3)),
     case("some scores are masked. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
-    case("rows 0 to 3 see no key, so their dQ is 0. Their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
+    case("rows 0 to 3 see no key, so their dQ is 0. Their L is −∞. What is −∞ − (−∞)?", 8, 4,
+         slice(2, 6), everything, CAUSAL),
     names=("dq", "dk", "dv"),
 )
 
@@ -402,7 +411,9 @@ def by_position(order):  # each number is computed from the seed, the row and th
     kept = np.empty((8, 8), dtype=bool)
     for i, j in order:
         # z is 0, or 1 / (1 - 0.1)
-        kept[tiles.rows(i), tiles.cols(j)] = Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0
+        kept[tiles.rows(i), tiles.cols(j)] = (
+            Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0
+        )
     return kept
 
 
@@ -542,33 +553,47 @@ def loss_of(X):  # its gradient with respect to O is dO
 
 
 p, ds = np.array([1, 3, 4, 8]) / 16, np.array([5.5, -7.5, 6, -4]) / 16
-verdict("ds of the 1-3-4-8 row", close(p * (np.array([8.0, 0, 4, 2]) - 2.5), ds) and abs(ds.sum()) < 1e-15)
+verdict("ds of the 1-3-4-8 row", close(p * (np.array([8.0, 0, 4, 2]) - 2.5), ds)
+        and abs(ds.sum()) < 1e-15)
 times = {
     name: row.values[name][0]
     for row in load("ladder").rows
-    if (row.direction, row.problem["N_q"], row.problem["d"], row.problem["causal"]) == ("backward", 4096, 128, False)
+    if (row.direction, row.problem["N_q"], row.problem["d"],
+        row.problem["causal"]) == ("backward", 4096, 128, False)
     for name in ("b00_atomics", "b01_two_passes", "fa2_lab")
 }
 verdict("measured: 7.4, 5.1 and 2.1 ms", [round(ms, 1) for ms in times.values()] == [7.4, 5.1, 2.1])
 per_byte = {name: cost(name).intensity("requested") for name in ("FA2", "FA2 backward")}
-verdict("a requested byte gets 63 FLOPs forward, 52 backward", [round(x) for x in per_byte.values()] == [63, 52])
+verdict("a requested byte gets 63 FLOPs forward, 52 backward",
+        [round(x) for x in per_byte.values()] == [63, 52])
 allowed = [points[:2] for points in rooflines.data("backward")["points"].values()]
-verdict("77 and 104 FLOPs per byte; 502, 744 and 989 TFLOP/s", [round(x) for x, _ in allowed] == [52, 77, 104]
+verdict("77 and 104 FLOPs per byte; 502, 744 and 989 TFLOP/s",
+        [round(x) for x, _ in allowed] == [52, 77, 104]
         and [round(y) for _, y in allowed] == [502, 744, 989])
 flops = [64 * n * 4096**2 * 128 for n in (10, 14)]  # 64 heads
 reached = [n / ms / 1e9 for n, ms in zip(flops, times.values(), strict=False)]  # TFLOP/s
-verdict("185 and 377 TFLOP/s, a quarter and 38% of the bounds", [round(x) for x in reached] == [185, 377]
-        and [round(x / y, 2) for x, (_, y) in zip(reached, allowed[1:], strict=True)] == [0.25, 0.38])
-should, did = flops[1] / allowed[2][1] * allowed[1][1] / flops[0], times["b00_atomics"] / times["b01_two_passes"]
-verdict("one pass should be 5% faster, and was 45% slower", (round(should, 2), round(did, 2)) == (1.05, 1.45))
+verdict(
+    "185 and 377 TFLOP/s, a quarter and 38% of the bounds",
+    [round(x) for x in reached] == [185, 377]
+    and [round(x / y, 2) for x, (_, y) in zip(reached, allowed[1:], strict=True)]
+    == [0.25, 0.38],
+)
+should, did = (
+    flops[1] / allowed[2][1] * allowed[1][1] / flops[0],
+    times["b00_atomics"] / times["b01_two_passes"],
+)
+verdict("one pass should be 5% faster, and was 45% slower",
+        (round(should, 2), round(did, 2)) == (1.05, 1.45))
 rate = rates(chips.H200)
 verdict("L2's line ends at 102 FLOPs per byte", 80 < round(rate.tensor / rate.l2) == 102 < 112)
 rng = np.random.default_rng(1)
 q, (k, v) = rng.standard_normal((1, 8, 3, 4)), rng.standard_normal((2, 1, 2, 3, 4))
 of_heads, _ = heads.forward(q, k, v)
 shared = [naive.forward(q[0, h], k[0, h // 4], v[0, h // 4])[0] for h in range(8)]
-verdict("8 query heads, 2 K/V heads: head h reads head h // 4", close(of_heads[0], np.stack(shared)))
-verdict("dQ = finite differences of the loss", close(result[0], central_differences(loss_of, Q), 1e-7))
+verdict("8 query heads, 2 K/V heads: head h reads head h // 4",
+        close(of_heads[0], np.stack(shared)))
+verdict("dQ = finite differences of the loss",
+        close(result[0], central_differences(loss_of, Q), 1e-7))
 
 # %% [markdown] tags=["navigation"]
 # [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_start.ipynb) · [Parallelism →](06_parallelism.ipynb)

@@ -49,9 +49,11 @@ for row in load("ladder").rows:
     if row.direction == "forward" and (p["d"], p["causal"]) == (128, False):
         heads = p["batch"] * p["heads"]
         print(f"{heads} heads")
-        for name, words, blocks in ((slow, "head", heads), (fast, "row block", heads * p["N_q"] // 64)):
+        for name, words, blocks in ((slow, "head", heads),
+                                    (fast, "row block", heads * p["N_q"] // 64)):
             busy = min(1, blocks / chips.H200.SMs)
-            print(f"    one worker per {words:9} {row.values[name][0]:5.2f} ms, SMs with work {busy:4.0%}")
+            print(f"    one worker per {words:9} {row.values[name][0]:5.2f} ms, SMs with work "
+                  f"{busy:4.0%}")
 
 # %% [markdown]
 # These two kernels come from chapter 10, and we measured them on an H200 with tiles of 64 × 64. Both use FA2's loops,
@@ -179,7 +181,8 @@ check(
 # time by the fraction of busy SMs. L2 serves all SMs, so the cell prints L2's time at full bandwidth.
 
 # %% tags=["hide-input"]
-costs = {f"B_r = {B_r}": rates.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
+costs = {f"B_r = {B_r}": rates.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64)
+         for B_r in (128, 64, 32, 16)}
 for name, cost in costs.items():
     seconds = cost.seconds(chips.H200)
     cores, l2 = (1e6 * seconds[unit] for unit in ("tensor cores", "L2"))
@@ -338,20 +341,25 @@ live("timetable")
 
 # %% tags=["hide-input"]
 verdict("more than twenty times as fast with 8 heads", max(
-    row.ratio(fast, slow) for row in load("ladder").rows if row.direction == "forward" and {slow, fast} <= row.values.keys()) > 20)
+    row.ratio(fast, slow) for row in load("ladder").rows if row.direction == "forward"
+    and {slow, fast} <= row.values.keys()) > 20)
 factors = []  # measured: one worker per head takes so many times as long, with 64 heads and with 8
 for row in load("ladder").rows:
     if row.direction == "forward" and (row.problem["d"], row.problem["causal"]) == (128, False):
         factors.append(round(row.values[slow][0] / row.values[fast][0]))
 verdict("measured factors 4 and 24", factors == [4, 24])
 half = costs["B_r = 128"].seconds(chips.H200)
-verdict("B_r = 128: tensor cores last, even at half of L2's bandwidth", half["tensor cores"] > 2 * half["L2"])
-verdict("128 workers of 132, 256 of 264: 97%", [round(x, 2) for x in (128 / 132, 256 / 264)] == [0.97, 0.97])
-verdict("waves on 264 and 396 slots", [grid.waves(n, p * 132) for n in (512, 4096) for p in (2, 3)] == [2, 2, 16, 11])
+verdict("B_r = 128: tensor cores last, even at half of L2's bandwidth",
+        half["tensor cores"] > 2 * half["L2"])
+verdict("128 workers of 132, 256 of 264: 97%",
+        [round(x, 2) for x in (128 / 132, 256 / 264)] == [0.97, 0.97])
+verdict("waves on 264 and 396 slots",
+        [grid.waves(n, p * 132) for n in (512, 4096) for p in (2, 3)] == [2, 2, 16, 11])
 light = sorted([*range(1, 13)] * 2)
 turns = np.array([light[::-1], light])[:, :12].T.ravel()
 orders = light[::-1], turns, light, [*range(1, 13)] * 2
-verdict("the orders end at 21, 22, 24 and 26", [max(ends(8, order)) for order in orders] == [21, 22, 24, 26])
+verdict("the orders end at 21, 22, 24 and 26",
+        [max(ends(8, order)) for order in orders] == [21, 22, 24, 26])
 
 # %% [markdown] tags=["navigation"]
 # [← The backward pass](05_backward.ipynb) · [The map](00_start.ipynb) · [Warps →](07_warps.ipynb)

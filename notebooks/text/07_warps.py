@@ -75,7 +75,8 @@ crossing = sum(x.size for of_warps in published.values() for x in of_warps)
 print(f"numbers that cross from warp to warp: {crossing}; scores of the tile: {len(q) * len(k)}")
 row = next(row for row in load("ladder").rows if "s00_split_keys" in row.values)
 slow, fast = row.values["s00_split_keys"][0], row.values["s01_split_queries"][0]
-print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} ms, {slow / fast:.1f} times as fast")
+print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} ms, "
+      f"{slow / fast:.1f} times as fast")
 
 # %% [markdown]
 # The result is right, but the warps publish three numbers for each score of the tile, and most of these belong to $PV$.
@@ -137,10 +138,12 @@ hidden[2, :4] = -np.inf  # two of the four warps have no key for row 2
 empty[5] = -np.inf
 finished = np.where(np.arange(8)[:, None] == 5, 0, dense)
 cases = {
-    "all maxima are equal. Are the sums added, and is o divided by them?": (same, safe_softmax(same) @ v),
+    "all maxima are equal. Are the sums added, and is o divided by them?":
+        (same, safe_softmax(same) @ v),
     "maxima differ. By what factor must a warp's part shrink?": (S, dense),
     "scores near 1000. Is there an e^m, which overflows?": (1e3 * S, safe_softmax(1e3 * S) @ v),
-    "two warps see no key of row 2. Do they leave the others alone?": (hidden, safe_softmax(hidden) @ v),
+    "two warps see no key of row 2. Do they leave the others alone?":
+        (hidden, safe_softmax(hidden) @ v),
     "row 5 sees no key at all. What is −∞ − (−∞), and 0 / 0?": (empty, finished),
 }
 check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) in cases.items()))
@@ -286,16 +289,21 @@ show("warp_split")
 # partial results, which takes 3 · 128 · 128 additions. The tile has 128 × 64 scores, with d = 128:
 
 # %% tags=["hide-input"]
-def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
-    keys, queries = (time_model.tile_clocks(chip, *sizes, W=W, scheme=x) for x in ("split_k", "split_q"))
+# a tile's clocks under split-K and under split-Q, and how far they are apart
+def both(chip, *sizes, W=4):
+    keys, queries = (time_model.tile_clocks(chip, *sizes, W=W, scheme=x)
+                     for x in ("split_k", "split_q"))
     return keys, queries, keys.serial / queries.serial, keys.overlapped / queries.overlapped
 
 
 keys, queries, one, all_ = both(chips.A100, 128, 64, 128)
 print("clocks on an A100   tensor cores   exponentials   FP32 units   shared memory   in total")
 for name, tile in (("split-K", keys), ("split-Q", queries)):
-    print(f"{name:17}{tile.tensor:15.0f}{tile.exp:15.0f}{tile.fp32:13.0f}{tile.shared:16.0f}{tile.serial:11.0f}")
-print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} times if all work at once")
+    print(
+        f"{name:17}{tile.tensor:15.0f}{tile.exp:15.0f}{tile.fp32:13.0f}{tile.shared:16.0f}{tile.serial:11.0f}"
+    )
+print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} times if all "
+      "work at once")
 
 # %% [markdown]
 # Under split-K, shared memory is the busiest unit, because 718 KiB take 718 · 1,024 / 128 = 5,744 clocks. The tensor
@@ -387,23 +395,30 @@ from fa2_studio.book.verdicts import close, verdict
 one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
 for W in (1, 4):
     by_queries, by_keys = (run(q, k, v, one_tile, 0, W).O for run in (warps.split_q, warps.split_k))
-    verdict(f"split_q_tile = warps.split_q, warps: {W}", close(split_q_tile(q, k, v, W), by_queries))
-    verdict(f"split_k_tile = warps.split_k, warps: {W}", close(split_k_tile(q, k, v, W)[0], by_keys))
+    verdict(f"split_q_tile = warps.split_q, warps: {W}",
+            close(split_q_tile(q, k, v, W), by_queries))
+    verdict(f"split_k_tile = warps.split_k, warps: {W}",
+            close(split_k_tile(q, k, v, W)[0], by_keys))
 kib = [round(warps.tile_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split_q", "split_k")]
 verdict("192 KiB against 718", kib == [192, 718])
 verdict("the kernels are farther apart than the model says", slow / fast > high)
 N, d, B = 8192, 64, 128  # the table of changes
 tiling, size = Tiling(N, N, B, B), io_model.sizes(Tiling(N, N, B, B), d)
-standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).dram_bytes for name in ("standard", "FA1", "FA2"))
+standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).dram_bytes
+                      for name in ("standard", "FA1", "FA2"))
 work = [time_model.fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
 tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
-busy = [grid.schedule(launch(32, tiling), chips.H200.SMs).utilisation for launch in (grid.fa1_grid, grid.fa2_grid)]
+busy = [grid.schedule(launch(32, tiling), chips.H200.SMs).utilisation
+        for launch in (grid.fa1_grid, grid.fa2_grid)]
 shared = [warps.tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
 kept = size["O"] + size["L"]
-factors = [N / (d + 2), standard / one, one / two, work[0] / work[1], (size["l"] + size["m"]) / size["L"]]
-factors += [tiles / (tiles - skipped), size["P"] / kept, (1 - busy[0]) / (1 - busy[1]), shared[0] / shared[1]]
+factors = [N / (d + 2), standard / one, one / two, work[0] / work[1],
+           (size["l"] + size["m"]) / size["L"]]
+factors += [tiles / (tiles - skipped), size["P"] / kept, (1 - busy[0]) / (1 - busy[1]),
+            shared[0] / shared[1]]
 written = [124, 2.3, 82, 1.2, 2.0, 2.0, 126, 25, 2.3]
-verdict("the nine factors of the table", [round(x, 1 if x < 10 else None) for x in factors] == written)
+verdict("the nine factors of the table",
+        [round(x, 1 if x < 10 else None) for x in factors] == written)
 
 # %% [markdown] tags=["navigation"]
 # [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)

@@ -54,8 +54,10 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 import triton
 import triton.language as tl
 
-print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret else "compiled for the GPU here")
-_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says once that it is slow here
+print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret
+      else "compiled for the GPU here")
+# the package says once that it is slow here
+_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))
 
 # %% [markdown]
 # ## How slow is a first kernel?
@@ -66,8 +68,10 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 
 # %% tags=["hide-input"]
 ladder, paper = record_of("ladder"), record_of("paper")
-grid_row = dict(batch=4, heads=16, kv_heads=16, N_q=4096, N_k=4096, d=128, causal=False, dtype="bfloat16")
-climbed, published = (next(r for r in x.rows if r.problem == grid_row and r.direction == "forward") for x in (ladder, paper))
+grid_row = dict(batch=4, heads=16, kv_heads=16, N_q=4096, N_k=4096, d=128, causal=False,
+                dtype="bfloat16")
+climbed, published = (next(r for r in x.rows if r.problem == grid_row
+                           and r.direction == "forward") for x in (ladder, paper))
 milliseconds_on_H200 = {
     "a first kernel, line by line (rung 01)": climbed.values["r01_fa1"][0],
     "standard attention, three kernels (rung 00)": climbed.values["r00_standard"][0],
@@ -80,7 +84,8 @@ for name, ms in milliseconds_on_H200.items():
     print(f"{name:44} {ms:6.2f} ms, {ms / torch_flash:5.1f} times PyTorch's")
 eight = grid_row | dict(batch=1, heads=8, kv_heads=8)
 few = next(r for r in ladder.rows if r.direction == "forward" and r.problem == eight)
-print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):.0f} times as long as rung 11")
+print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):.0f} times as "
+      "long as rung 11")
 
 # %% [markdown]
 # Although the first kernel is right, it is many times slower than PyTorch's, and even slower than standard attention.
@@ -168,18 +173,25 @@ def judge_launch(launch, cases, tolerance=1e-5):
         out, behind = guarded(torch.full(shape, torch.inf), 7.0)
         launch(*inputs, out)
         if (behind != 7).any():
-            raise IndexError("the kernel wrote past the end of its output, into memory that is not its own")
+            raise IndexError("the kernel wrote past the end of its output, into memory that is "
+                             "not its own")
         return None if out.isinf().all() else host(out)
 
     written.__name__ = f"{launch.__name__}_kernel"
-    check(written, *(Case(words, (out.shape, *inputs), host(out)) for words, (inputs, out) in cases.items()), tolerance=tolerance)
+    check(written, *(Case(words, (out.shape, *inputs), host(out))
+                     for words, (inputs, out) in cases.items()), tolerance=tolerance)
 
 
-X, ten, half = guarded(normal(17, dtype=torch.float32))[0], guarded(normal(11, dtype=torch.float32))[0], guarded(normal(17))[0]
+X, ten, half = (
+    guarded(normal(17, dtype=torch.float32))[0],
+    guarded(normal(11, dtype=torch.float32))[0],
+    guarded(normal(17))[0],
+)
 cases = {
     "16 results in fp32. Is X + 1 the next element, without a 4 for its bytes?": ((X,), X.diff()),
     "16 results from fp16. Is it the same code for another type?": ((half,), half.float().diff()),
-    "10 results in blocks of 8. Do the loads and the store stop after the 10th?": ((ten,), ten.diff()),
+    "10 results in blocks of 8. Do the loads and the store stop after the 10th?":
+        ((ten,), ten.diff()),
 }
 judge_launch(difference, cases, tolerance=1e-3)
 
@@ -235,8 +247,10 @@ def copy(X, Y):
 # Check: run this cell when you have written your function. You do not have to read it.
 wide = guarded(normal(16, 24, dtype=torch.float32))[0]
 cases = {
-    "16 × 24. Does each program have its own rows and columns, and is a row of Y `columns` long?": ((wide,), wide),
-    "the first 13 of 24 columns. Is row_stride used, and does the mask check the column?": ((wide[:, :13],), wide[:, :13]),
+    "16 × 24. Does each program have its own rows and columns, and is a row of Y `columns` long?":
+        ((wide,), wide),
+    "the first 13 of 24 columns. Is row_stride used, and does the mask check the column?":
+        ((wide[:, :13],), wide[:, :13]),
     "11 × 24. Does the mask check the row?": ((wide[:11],), wide[:11]),
     "a transposed view, 24 × 16. Is column_stride used?": ((wide.T,), wide.T),
 }
@@ -270,7 +284,9 @@ thread = np.arange(32)
 for stride in (1, 2, 4, 8, 4096):
     address = 4 * stride * thread  # in bytes, one address for each thread of a warp
     fetched = 32 * len(np.unique(address // 32))
-    print(f"stride {stride:4}: 128 bytes wanted, {fetched:4} fetched, {100 * 128 / fetched:g}% used")
+    print(
+        f"stride {stride:4}: 128 bytes wanted, {fetched:4} fetched, {100 * 128 / fetched:g}% used"
+    )
 
 # %% [markdown]
 # From a stride of 8 on, a load fetches eight times as many bytes as it uses. If a kernel is limited by these bytes, it
@@ -343,17 +359,20 @@ def softmax_kernel(X, Y, columns, x_stride, y_stride, B: tl.constexpr):
 
 def softmax(X, Y):
     rows, columns = X.shape
-    softmax_kernel[(rows,)](X, Y, columns, X.stride(0), Y.stride(0), B=triton.next_power_of_2(columns))
+    softmax_kernel[(rows,)](X, Y, columns, X.stride(0), Y.stride(0),
+                            B=triton.next_power_of_2(columns))
 
 
 # %% tags=["hide-input"]
 # Check: run this cell when you have written your function. You do not have to read it.
 scores = guarded(normal(5, 24, dtype=torch.float32))[0]
 cases = {
-    "5 rows of 16, which are 24 apart. Is x_stride used, and is the sum of a row 1?": scores[:, :16],
+    "5 rows of 16, which are 24 apart. Is x_stride used, and is the sum of a row 1?":
+        scores[:, :16],
     "scores in the thousands. Is the maximum subtracted?": 1e3 * scores[:, :16],
     "5 rows of 10 in blocks of 16. What do the 6 missing columns add to the sum?": scores[:, :10],
-    "5 rows of 10, all scores below −100. Is a missing column's score still the smallest?": scores[:, :10] - 200,
+    "5 rows of 10, all scores below −100. Is a missing column's score still the smallest?":
+        scores[:, :10] - 200,
 }
 judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()})
 
@@ -407,7 +426,8 @@ def factors(M, N, K):
 
 cases = {
     "one tile, K = 16. Where do a's rows and b's columns come from?": factors(16, 16, 16),
-    "32 × 48, K = 64. Is c added to in each pass, and do a and b both move on?": factors(32, 48, 64),
+    "32 × 48, K = 64. Is c added to in each pass, and do a and b both move on?":
+        factors(32, 48, 64),
     "20 × 40, K = 32. Do rows and columns end where C ends?": factors(20, 40, 32),
     "K = 24 in blocks of 16. Are a and b 0 where the sum has ended?": factors(16, 16, 24),
 }
@@ -454,7 +474,8 @@ def instructions(kernel, name):  # of one thread
 
 
 def shared_by(kernel):  # how the product's warps are arranged
-    return next(re.search(r"warpsPerCTA = (\[.*?\])", x)[1] for x in kernel.layouts.values() if "nvidia_mma" in x)
+    return next(re.search(r"warpsPerCTA = (\[.*?\])", x)[1] for x in kernel.layouts.values()
+                if "nvidia_mma" in x)
 
 
 print("softmax of 4,096 numbers       numbers     registers     loads of   shuffles and")
@@ -463,12 +484,16 @@ for chip, launches in compiled.items():
     for W, (_, kernel, _) in zip(WARPS, launches, strict=True):
         talk = sum(instructions(kernel, name) for name in ("SHFL", "BAR"))
         loads = instructions(kernel, "LDG.E.128")
-        print(f"{chip:7}{W:8}{32 * W:10}{4096 // 32 // W:14}{kernel.numbers['registers']:14}{loads:13}{talk:15}")
+        print(
+            f"{chip:7}{W:8}{32 * W:10}{4096 // 32 // W:14}{kernel.numbers['registers']:14}{loads:13}{talk:15}"
+        )
 print("\nP V, a tile of 64 × 128   registers   warp grid   instructions of the tensor cores")
 for chip, launches in compiled.items():
     for W, (*_, kernel) in zip(WARPS, launches, strict=True):
         kind = "HGMMA" if instructions(kernel, "HGMMA") else "HMMA"
-        print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
+        print(
+            f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}"
+        )
 
 # %% [markdown]
 # **Too few warps.** The last three lines of the output are for the matmul on an H200. With two warps, the result alone
@@ -669,17 +694,20 @@ def my_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr,
 def my_forward(Q, K, V, O, L, causal):  # one head: (N, d)
     (N_q, d), N_k = Q.shape, len(K)
     grid = (triton.cdiv(N_q, 16),)  # one program for each row block
-    my_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=16, B_c=16)
+    my_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=16,
+                    B_c=16)
 
 
 # %% tags=["hide-input"]
 # Check: run this cell when you have written your function. You do not have to read it.
 def my_attention(q, k, v, causal):  # O and L by your kernel; nothing if it stores nothing
-    (O, after_O), (L, after_L) = (guarded(torch.full(s, torch.inf), 7.0) for s in (q.shape, q.shape[:1]))
+    (O, after_O), (L, after_L) = (guarded(torch.full(s, torch.inf), 7.0)
+                                  for s in (q.shape, q.shape[:1]))
     my_forward(*(guarded(x)[0] for x in (q, k, v)), O, L, causal)
     for name, behind in (("O", after_O), ("L", after_L)):
         if (behind != 7).any():
-            raise IndexError(f"the kernel wrote past the end of {name}, into memory that is not its own")
+            raise IndexError(f"the kernel wrote past the end of {name}, into memory that is "
+                             "not its own")
     return None if O.isinf().all() and L.isinf().all() else (host(O), host(L))
 
 
@@ -694,13 +722,17 @@ def truth(q, k, v, causal=False):  # float64, with all of S
 Q, K, V = normal(45, 16), normal(70, 16, seed=1), normal(70, 16, seed=2)
 few, far, huge = normal(12, 16, seed=1), normal(20, 16), 100 * normal(16, 16)
 cases = {
-    "16 queries and keys. Does visit get MASKED? Is o divided by ℓ, L a natural log?": (*3 * [huge / 100], False),
-    "45 queries, 70 keys. Is visit masked, does `seen` count from j, is key 69 reached?": (Q, K, V, False),
+    "16 queries and keys. Does visit get MASKED? Is o divided by ℓ, L a natural log?":
+        (*3 * [huge / 100], False),
+    "45 queries, 70 keys. Is visit masked, does `seen` count from j, is key 69 reached?":
+        (Q, K, V, False),
     "scores in the thousands. Is the maximum subtracted?": (huge, huge, huge / 100, False),
     "45 queries, 70 keys, causal. Is key r + 25 the last that row r sees?": (Q, K, V, True),
-    "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
+    "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?":
+        (far, few, few, True),
 }
-asked = {words: one_head(*map(host, case[:3]), causal=case[3], tile=(16, 16)) for words, case in cases.items()}
+asked = {words: one_head(*map(host, case[:3]), causal=case[3], tile=(16, 16))
+         for words, case in cases.items()}
 tried = (Case(words, case, truth(*case), asked[words]) for words, case in cases.items())
 check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 
@@ -886,7 +918,8 @@ if device == "cuda":
     calls = {
         "rung 01": lambda: load("01").forward(q, k, v, False),
         "rung 11": lambda: rung.forward(q, k, v, False),
-        "scaled_dot_product_attention": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        "scaled_dot_product_attention":
+            lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
         "a copy of 64 Mi numbers, one after the other": lambda: X[: 2**26].clone(),
         "a copy of 64 Mi numbers, every 8th": lambda: X[::8].clone(),
     }
@@ -926,20 +959,27 @@ else:
 
 # %% tags=["hide-input"]
 for mine in (load_rows, keys_seen, visit):
-    verdict(f"{mine.fn.__name__} here = rung 11's", same_code(mine, getattr(rung, mine.fn.__name__)))
+    verdict(f"{mine.fn.__name__} here = rung 11's",
+            same_code(mine, getattr(rung, mine.fn.__name__)))
 q, k, v = normal(1, 2, 70, 16), normal(1, 2, 33, 16, seed=1), normal(1, 2, 33, 16, seed=2)
 want = heads.forward(*map(host, (q, k, v)), stage="naive", causal=True)
 right = [close(host(a), b, 2e-3) for a, b in zip(rung.forward(q, k, v, True), want, strict=True)]
 verdict("rung 11 = the dense result, causal, with rows that see no key", all(right))
 first, standard, _, last = milliseconds_on_H200.values()
-verdict("rung 01: ten times slower than PyTorch's FlashAttention-2, and slower than rung 00", first > max(10 * torch_flash, standard))
-verdict("rung 11 is between FlashAttention-2 and -3", published.values["FlashAttention-3"][0] < last < torch_flash)
+verdict("rung 01: ten times slower than PyTorch's FlashAttention-2, and slower than rung 00",
+        first > max(10 * torch_flash, standard))
+verdict("rung 11 is between FlashAttention-2 and -3",
+        published.values["FlashAttention-3"][0] < last < torch_flash)
 products = {chip: [kernel for *_, kernel in launches] for chip, launches in compiled.items()}
 verdict("two warps: no HGMMA, and nearly 255 registers",
-        all(not instructions(x[0], "HGMMA") and x[0].numbers["registers"] > 240 for x in products.values()))
-verdict("four warps: [1, 4] on sm_80, [4, 1] on sm_90", [shared_by(x[1]) for x in products.values()] == ["[1, 4]", "[4, 1]"])
-softmaxes = [[kernel.numbers["registers"] for _, kernel, _ in launches] for launches in compiled.values()]
-verdict("the softmax takes fewer registers per thread with more warps", all(x > y > z for x, y, z in softmaxes))
+        all(not instructions(x[0], "HGMMA") and x[0].numbers["registers"] > 240
+            for x in products.values()))
+verdict("four warps: [1, 4] on sm_80, [4, 1] on sm_90",
+        [shared_by(x[1]) for x in products.values()] == ["[1, 4]", "[4, 1]"])
+softmaxes = [[kernel.numbers["registers"] for _, kernel, _ in launches]
+             for launches in compiled.values()]
+verdict("the softmax takes fewer registers per thread with more warps",
+        all(x > y > z for x, y, z in softmaxes))
 
 # %% [markdown] tags=["navigation"]
 # [← Warps](07_warps.ipynb) · [The map](00_start.ipynb) · [The Triton backward kernels →](09_triton_backward.ipynb)

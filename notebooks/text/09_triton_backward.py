@@ -55,13 +55,17 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 import triton
 import triton.language as tl
 
-print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret else "compiled for the GPU here")
-_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says once that it is slow here
+print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret
+      else "compiled for the GPU here")
+# the package says once that it is slow here
+_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))
 
 # %% tags=["hide-input"]
 # Setup: run this cell as well.
 def normal(*shape, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device, torch.float16)
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(
+        device, torch.float16
+    )
 
 
 def host(x):  # to NumPy, for comparing
@@ -71,12 +75,19 @@ def host(x):  # to NumPy, for comparing
 def compare(names, got, want):
     for name, a, b in zip(names.split(), map(host, got), want, strict=True):
         error = np.abs(a - b).max()
-        print(f"   {name}: first number {a.flat[0]:6.2f}, right {b.flat[0]:6.2f}; largest error {error:.2f}")
+        print(f"   {name}: first number {a.flat[0]:6.2f}, right {b.flat[0]:6.2f}; largest "
+              f"error {error:.2f}")
 
 
 def inputs_of(N_q, N_k, causal):
-    Q, K, V, dO = normal(N_q, d), normal(N_k, d, seed=1), normal(N_k, d, seed=2), normal(N_q, d, seed=3)
-    O, L = (x[0, 0] for x in attention(Q[None, None], K[None, None], V[None, None], causal=causal, return_lse=True))
+    Q, K, V, dO = (
+        normal(N_q, d),
+        normal(N_k, d, seed=1),
+        normal(N_k, d, seed=2),
+        normal(N_q, d, seed=3),
+    )
+    O, L = (x[0, 0] for x in attention(Q[None, None], K[None, None], V[None, None],
+                                       causal=causal, return_lse=True))
     return Q, K, V, dO, O, L, (dO.float() * O.float()).sum(1)
 
 # %% [markdown]
@@ -96,7 +107,8 @@ for run in range(3):
         dq += parts[j]
     runs.append(dq)
     other = (dq != runs[0]).mean()
-    print(f"run {run}: second number {dq[0, 1]:.9f}, different from run 0: {other:.0%} of all numbers")
+    print(f"run {run}: second number {dq[0, 1]:.9f}, different from run 0: {other:.0%} of all "
+          "numbers")
 
 # %% [markdown]
 # Although no run is wrong, each run adds and rounds in a different order, so more than three quarters of the numbers
@@ -221,23 +233,28 @@ def truth(Q, K, V, O, L, dO, causal=False):  # float64, with all of P
 
 def my_gradients(N_q, N_k, causal):  # dK and dV by your kernel; nothing if it stores nothing
     Q, K, V, dO, _, L, D = inputs_of(N_q, N_k, causal)
-    memory = torch.full((2, N_k + 1000, d), 7.0, device=device)  # 1,000 rows that are not the kernel's
+    # 1,000 rows that are not the kernel's
+    memory = torch.full((2, N_k + 1000, d), 7.0, device=device)
     dK, dV = memory[:, :N_k].fill_(torch.nan)  # poisoned
     sizes = dict(CAUSAL=causal, d=d, B_r=B, B_c=B)
     my_columns[(triton.cdiv(N_k, B),)](Q, K, V, dO, L, D, dK, dV, N_q, N_k, d**-0.5, **sizes)
     if (memory[:, N_k:] != 7).any():
-        raise IndexError("the kernel wrote past the end of dK or dV, into memory that is not its own")
+        raise IndexError("the kernel wrote past the end of dK or dV, into memory that is not "
+                         "its own")
     return None if memory[:, :N_k].isnan().all() else (host(dK), host(dV))
 
 
 my_gradients.__name__ = "my_columns"
 
 cases = {
-    "16 queries and keys, one tile. Is dK multiplied by τ, and which block is transposed?": (16, 16, False),
-    "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?": (40, 56, False),
+    "16 queries and keys, one tile. Is dK multiplied by τ, and which block is transposed?":
+        (16, 16, False),
+    "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?":
+        (40, 56, False),
     "48 of each, causal. Which row block sees a key block first?": (48, 48, True),
     "12 queries, 44 keys, causal. Can j + N_q − N_k be negative?": (12, 44, True),
-    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin no later?": (20, 12, True),
+    "20 queries, 12 keys, causal: row 8 is the first to see a key. Does the loop begin no later?":
+        (20, 12, True),
 }
 
 
@@ -246,7 +263,8 @@ def gradients(case):  # dK and dV in float64
     return tuple(truth(q, k, v, o, l, do, case[2])[1:])
 
 
-asked = {words: one_head(*map(host, inputs_of(*case)[:4]), causal=case[2], tile=(B, B)) for words, case in cases.items()}
+asked = {words: one_head(*map(host, inputs_of(*case)[:4]), causal=case[2], tile=(B, B))
+         for words, case in cases.items()}
 tried = (Case(words, case, gradients(case), asked[words]) for words, case in cases.items())
 check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 
@@ -365,15 +383,19 @@ show("backward_passes")
 # tensor cores and one from L2, with the time that an H200 took:
 
 # %% tags=["hide-input"]
-one = rates.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
-dQ_moved = 2 * 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: in and out, heads, column blocks, dQ in fp32
+# 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
+one = rates.cost("FA2 backward")
+# bytes: in and out, heads, column blocks, dQ in fp32
+dQ_moved = 2 * 64 * (4096 // 64) * 4096 * 128 * 4
 # the second pass requests K and V as often as the first Q and dO
 two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - dQ_moved))
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 bounds = {}
 for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
-    bounds[name] = cores, l2 = [1e3 * cost.seconds(chips.H200)[unit] for unit in ("tensor cores", "L2")]
-    print(f"{name[:3]}, {words}: tensor cores at least {cores:.2f} ms, L2 at least {l2:.2f} ms ({cost.requested / 1e9:.1f} GB)")
+    bounds[name] = cores, l2 = [1e3 * cost.seconds(chips.H200)[unit]
+                                for unit in ("tensor cores", "L2")]
+    print(f"{name[:3]}, {words}: tensor cores at least {cores:.2f} ms, L2 at least {l2:.2f} ms "
+          f"({cost.requested / 1e9:.1f} GB)")
     took = times[name][0]
     print(f"     measured {took:.1f} ms, {took / max(cores, l2):.1f} times the larger bound")
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
@@ -448,8 +470,10 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 launches = xray_launches("b01", [dict(num_warps=W) for W in (4, 8)], "sm_90", causal=False)
 ((_, single),) = xray_launches("b00", [{}], "sm_90", causal=False)
 (_, columns, rows), (_, eight, _) = launches  # the first kernel of each launch computes D
-slowed = {"b00, single pass": single, "b01, columns": columns, "b01, rows": rows, "b01, columns, 8 warps": eight}
-print("                         spills   programs on an SM   waits for matmuls   exponentials in all threads")
+slowed = {"b00, single pass": single, "b01, columns": columns, "b01, rows": rows,
+          "b01, columns, 8 warps": eight}
+print("                         spills   programs on an SM   waits for matmuls   exponentials "
+      "in all threads")
 for name, kernel in slowed.items():
     n, waits = kernel.numbers, loops(kernel.stages["sass"])[-1].waits
     fit = blocks_per_sm(chips.H200, n["shared"], n["registers"], n["warps"])
@@ -598,19 +622,29 @@ print("reads  ", *read(text).argmax(1).tolist())
 # dense result in float64.
 
 # %% tags=["hide-input"]
-verdict("the runs differ in more than three quarters of the numbers", min((x != runs[0]).mean() for x in runs[1:]) > 0.75)
+verdict("the runs differ in more than three quarters of the numbers",
+        min((x != runs[0]).mean() for x in runs[1:]) > 0.75)
 ratio = max(bounds["b00_atomics"]) / max(bounds["b01_two_passes"])
-verdict("the bounds: 1.41 times as long; the tensor cores would put one pass first", round(ratio, 2) == 1.41
+verdict("the bounds: 1.41 times as long; the tensor cores would put one pass first",
+        round(ratio, 2) == 1.41
         and bounds["b00_atomics"][0] < bounds["b01_two_passes"][0])
-stored = replace(one, requested=one.requested - dQ_moved // 2).seconds(chips.H200)["L2"]  # dQ in only
+# dQ in only
+stored = replace(one, requested=one.requested - dQ_moved // 2).seconds(chips.H200)["L2"]
 verdict("with 8 bytes instead of 12, L2 would need 1.85 ms", round(1e3 * stored, 2) == 1.85)
-verdict("2.7 and 2.6 times the bounds", [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])
-spilled, doubled = ([kernels[1].numbers[what] for kernels in launches] for what in ("spills", "exponential"))
-verdict("b01 with 8 warps: fewer spills, and as many exponentials of a thread as with 4", spilled[0] > spilled[1] and doubled[0] == doubled[1])
-fit = [blocks_per_sm(chips.H200, *(x.numbers[n] for n in ("shared", "registers", "warps"))) for x in (single, columns)]
-verdict("b00: one program on an SM and 28 waits; b01: two programs, and 2 waits in each kernel", fit == [1, 2]
-        and [loops(x.stages["sass"])[-1].waits for x in (single, columns, rows)] == [28, 2, 2] and rows.numbers["spills"] == 0)
-verdict("the small model reads the text backwards", read(text).argmax(1).tolist() == text.flip(0).tolist())
+verdict("2.7 and 2.6 times the bounds",
+        [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])
+spilled, doubled = ([kernels[1].numbers[what] for kernels in launches]
+                    for what in ("spills", "exponential"))
+verdict("b01 with 8 warps: fewer spills, and as many exponentials of a thread as with 4",
+        spilled[0] > spilled[1] and doubled[0] == doubled[1])
+fit = [blocks_per_sm(chips.H200, *(x.numbers[n] for n in ("shared", "registers", "warps")))
+       for x in (single, columns)]
+verdict("b00: one program on an SM and 28 waits; b01: two programs, and 2 waits in each kernel",
+        fit == [1, 2]
+        and [loops(x.stages["sass"])[-1].waits for x in (single, columns, rows)] == [28, 2, 2]
+        and rows.numbers["spills"] == 0)
+verdict("the small model reads the text backwards",
+        read(text).argmax(1).tolist() == text.flip(0).tolist())
 for mine in (p_and_ds, D_kernel, bwd_dq):
     verdict(f"{mine.fn.__name__} here = b01's", same_code(mine, getattr(b01, mine.fn.__name__)))
 verdict("add_rows here = b00's", same_code(add_rows, b00.add_rows))

@@ -52,8 +52,10 @@ record = load("ladder")
 
 
 def faster(heads, d, causal=False):  # rung 11 over rung 10 in one of the recorded shapes
-    shape = dict(batch=4 if heads > 8 else 1, heads=heads // 4 if heads > 8 else heads, d=d, causal=causal)
-    row = next(r for r in record.rows if r.direction == "forward" and shape.items() <= r.problem.items())
+    shape = dict(batch=4 if heads > 8 else 1, heads=heads // 4 if heads > 8 else heads, d=d,
+                 causal=causal)
+    row = next(r for r in record.rows if r.direction == "forward"
+               and shape.items() <= r.problem.items())
     return row.ratio(ladder.find("11"), ladder.find("10"))
 
 # %% tags=["hide-input"]
@@ -123,14 +125,16 @@ def programs(registers, shared, warps):
 # Check: run this cell when you have written your function. You do not have to read it.
 KIB = 1024
 cases = {
-    "128 registers, 4 warps. Do you count the registers of all threads, 32 in a warp?": (128, 8 * KIB, 4),
+    "128 registers, 4 warps. Do you count the registers of all threads, 32 in a warp?":
+        (128, 8 * KIB, 4),
     "56 KiB of shared memory. Does shared memory limit them as well?": (64, 56 * KIB, 4),
     "no shared memory, 16 registers, 8 warps. How many slots for warps are there?": (16, 0, 8),
     "169 registers, 4 warps. What is 169 in steps of 8, rounded up?": (169, 48 * KIB, 4),
     "75.5 KiB. Is the system's 1 KiB counted for every program?": (32, 75 * KIB + 512, 4),
     "one warp, 16 registers. What else limits their number?": (16, 0, 1),
 }
-check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2])) for words, case in cases.items()))
+check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2]))
+                  for words, case in cases.items()))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -164,13 +168,15 @@ limits = {}
 for number in ("11", "13"):
     (plain,), (limited,) = xray_launches(number, [{}, dict(maxnreg=128)], d=64, causal=False)
     limits[number] = limited.numbers
-    print(f"rung {number}: {plain.numbers['registers']} registers, at most 128: {limited.numbers['spills']} spills")
+    print(f"rung {number}: {plain.numbers['registers']} registers, at most 128: "
+          f"{limited.numbers['spills']} spills")
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 for number in ("11", "13"):
     gain = experiments.ratio(record, f"{number} at 128 registers", 64, causal=False, heads=128)
     if gain:
-        print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} times as fast as without")
+        print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} "
+              "times as fast as without")
 
 # %% [markdown]
 # The hypothesis holds. In rung 13, the limit costs a few spills, but the fourth program is worth more. In rung 11, the
@@ -328,10 +334,14 @@ lines = mine.read_text(encoding="utf-8").splitlines()
 number = next(n for n, code in enumerate(lines, 1) if "s_ij = tl.dot" in code)
 became = {}
 for launch in ("as it is", "num_stages=1"):
-    own = {place: code for place, code in kernels[launch].lines.items() if not place.startswith("standard.py")}
-    codes = next(code for place, code in own.items() if place.endswith(f":{number}"))  # under the rung's name, if cached
-    became[launch] = Counter(re.sub(r"^@!?U?P\w+ ", "", code).split()[0].split(".")[0] for code in codes)
-    print(f"{launch:12}", ", ".join(f"{n} {x}" for x, n in became[launch].items() if x in ("HGMMA", "STS", "BAR")))
+    own = {place: code for place, code in kernels[launch].lines.items()
+           if not place.startswith("standard.py")}
+    # under the rung's name, if cached
+    codes = next(code for place, code in own.items() if place.endswith(f":{number}"))
+    became[launch] = Counter(re.sub(r"^@!?U?P\w+ ", "", code).split()[0].split(".")[0]
+                             for code in codes)
+    print(f"{launch:12}", ", ".join(f"{n} {x}" for x, n in became[launch].items()
+                                    if x in ("HGMMA", "STS", "BAR")))
 
 # %% [markdown]
 # One instruction, `HGMMA.64x64x16`, multiplies a 64 × 16 matrix by a 16 × 64 matrix. The line multiplies a 64 × 128
@@ -350,7 +360,8 @@ for launch in ("as it is", "num_stages=1"):
 # %% tags=["hide-input"]
 printed = (files.ROOT / "figures" / "data" / "warp_timeline.txt").read_text(encoding="utf-8")
 clocked = re.findall(r"(copies|products) +from +(\S+) for +(\S+)(.*)", printed)
-spans = [(name, float(t), float(t) + float(n)) for name, t, n, warp in clocked if warp == clocked[0][3]]
+spans = [(name, float(t), float(t) + float(n)) for name, t, n, warp in clocked
+         if warp == clocked[0][3]]
 for lane in ("copies", "products"):
     at = np.linspace(spans[0][1], max(end for *_, end in spans), 72)
     works = (any(name == lane and begin <= t < end for name, begin, end in spans) for t in at)
@@ -523,7 +534,8 @@ def errors(S, N):
     return [round(x, 2) for x in (L - torch.logsumexp(S[:, :N], 1)).abs().tolist()]
 
 
-S = torch.tensor(np.random.default_rng(0).standard_normal((3, 10)), dtype=torch.float32, device=device)
+S = torch.tensor(np.random.default_rng(0).standard_normal((3, 10)), dtype=torch.float32,
+                 device=device)
 padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% [markdown]
@@ -593,22 +605,35 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 
 # %% tags=["hide-input"]
 ten, eleven = (kernel.numbers["registers"] for kernel in rungs.values())
-verdict("d = 64: 8 waits become 1, but 128 registers are no longer enough", ten <= 128 < eleven <= 136
+verdict("d = 64: 8 waits become 1, but 128 registers are no longer enough",
+        ten <= 128 < eleven <= 136
         and [loops(kernel.stages["sass"])[-1].waits for kernel in rungs.values()] == [8, 1])
-verdict("rung 11 over rung 10: a gain at d = 128, a loss at d = 64", faster(64, 128) > 1.2 and max(faster(128, 64), faster(8, 64)) < 1)
-verdict("a limit of 128 registers costs rung 11 no spills", limits["11"]["spills"] == 0 and limits["11"]["registers"] == 128)
-verdict("measured on both rungs: a gain", all(experiments.ratio(record, f"{n} at 128 registers", 64, causal=False, heads=128) > 1.04 for n in (11, 13)))
-plain, staged, wide, narrow = (kernels[x].numbers for x in ("num_stages=1", "as it is", "num_warps=8", "maxnreg=128"))
-verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
+verdict("rung 11 over rung 10: a gain at d = 128, a loss at d = 64", faster(64, 128) > 1.2
+        and max(faster(128, 64), faster(8, 64)) < 1)
+verdict("a limit of 128 registers costs rung 11 no spills", limits["11"]["spills"] == 0
+        and limits["11"]["registers"] == 128)
+verdict("measured on both rungs: a gain",
+        all(experiments.ratio(record, f"{n} at 128 registers", 64, causal=False,
+                              heads=128) > 1.04 for n in (11, 13)))
+plain, staged, wide, narrow = (kernels[x].numbers
+                               for x in ("num_stages=1", "as it is", "num_warps=8", "maxnreg=128"))
+verdict("shared memory: Q once, K and V for each stage",
+        [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
 verdict("maxnreg costs spills", narrow["spills"] > staged["spills"] == 0)
-verdict("8 warps, 64 rows: as many exponentials per thread as with 4", wide["exponential"] == staged["exponential"])
-verdict("8 warps, 64 rows: [8, 1]", any("[8, 1]" in layout for layout in kernels["num_warps=8"].layouts.values()))
+verdict("8 warps, 64 rows: as many exponentials per thread as with 4",
+        wide["exponential"] == staged["exponential"])
+verdict("8 warps, 64 rows: [8, 1]",
+        any("[8, 1]" in layout for layout in kernels["num_warps=8"].layouts.values()))
 fit = [blocks_per_sm(H200, n["shared"], n["registers"], n["warps"]) for n in (staged, narrow)]
 verdict("2 programs fit, with and without maxnreg=128", fit == [2, 2])
-verdict("16 HGMMA in the line that computes s", became["as it is"]["HGMMA"] == became["num_stages=1"]["HGMMA"] == 16)
-verdict("TF32 is worse than fp16, and fp32 a thousand times better", error(tf32) > error(np.float16) > 300 * error(np.float32))
-verdict("when run by itself, mine.py only makes its own calls", mine.read_text(encoding="utf-8").count("__main__") <= 1)
-verdict("the kernel in the debugger is right", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
+verdict("16 HGMMA in the line that computes s",
+        became["as it is"]["HGMMA"] == became["num_stages=1"]["HGMMA"] == 16)
+verdict("TF32 is worse than fp16, and fp32 a thousand times better",
+        error(tf32) > error(np.float16) > 300 * error(np.float32))
+verdict("when run by itself, mine.py only makes its own calls",
+        mine.read_text(encoding="utf-8").count("__main__") <= 1)
+verdict("the kernel in the debugger is right",
+        close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
 verdict("NaN padding catches all rows", all(x != x for x in errors(padded, 10)))
 verdict("without it, the last row looks right", errors(S, 10)[2] == 0 < min(errors(S, 10)[:2]))
 

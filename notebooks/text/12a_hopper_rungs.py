@@ -548,7 +548,8 @@ for waits in (True, False):
     each = [try_out(partial(upper, waits=waits), seed, consumers=2) for seed in range(500)]
     hangs = sum(end != "all done" for end, _ in each)
     fine = each.count(("all done", [[3, 4, 5], [0, 1, 2, 3, 4, 5]]))
-    print(f"waits for every tile: {waits!s:5}  right {fine}, wrong tile {500 - hangs - fine}, hangs {hangs} of 500")
+    print(f"waits for every tile: {waits!s:5}  right {fine}, wrong tile {500 - hangs - fine}, "
+          f"hangs {hangs} of 500")
 
 # %% tags=["nbval-ignore-output"]
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
@@ -1021,23 +1022,34 @@ print(maxima.judge(getsource(tile_maxima)))
 # ## Checks
 
 # %% tags=["hide-input"]
-busy = {panel["name"].split(":")[0]: round(panel["share"], 2) for panel in overlap_timeline.data(d=128)["panels"]}
-verdict("d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
+busy = {panel["name"].split(":")[0]: round(panel["share"], 2)
+        for panel in overlap_timeline.data(d=128)["panels"]}
+verdict("d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels",
+        [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
 verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16, 8)[0] == 0)
-verdict("a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
-verdict("the registers needed and available are those of the table", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
-        == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
-verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, and its four copies take about 1,640",
-        [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1) for n in ("14", "15", "16")] == [1790, 1950, 1890]
+verdict("a forgotten release hangs in every order",
+        all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
+verdict("the registers needed and available are those of the table",
+        [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
+        == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])
+verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, and its four "
+        "copies take about 1,640",
+        [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1)
+         for n in ("14", "15", "16")] == [1790, 1950, 1890]
         and all(round(4 * rung_timeline.sizes(n).copy, -1) == 1640 for n in ("14", "15", "16")))
-verdict("rung 15 is slower than rung 14", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
+verdict("rung 15 is slower than rung 14",
+        all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
 verdict("rung 17 takes half of the bytes through L2, but is not faster",
-        0.4 < climb.compare("17", "L2 bytes") < 0.65 and climb.factor("17") < 1.02)  # fmt: skip
-verdict("rung 18 takes the same bytes through L2, but is faster", abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
-verdict("rung 19 is about as busy as *Neither*, far from *Between*", 50 < climb.value("19", "tensor cores at work, %") < 75)
-verdict("rung 23 saves bytes through L2 and a few cycles, and hardly lowers the clock", climb.compare("23", "L2 bytes") < 0.85
-        and 0.93 < climb.compare("23", "SM cycles") < 1 and climb.compare("23", "clock, GHz") > 0.985)  # fmt: skip
+        0.4 < climb.compare("17", "L2 bytes") < 0.65 and climb.factor("17") < 1.02)
+verdict("rung 18 takes the same bytes through L2, but is faster",
+        abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
+verdict("rung 19 is about as busy as *Neither*, far from *Between*",
+        50 < climb.value("19", "tensor cores at work, %") < 75)
+verdict("rung 23 saves bytes through L2 and a few cycles, and hardly lowers the clock",
+        climb.compare("23", "L2 bytes") < 0.85
+        and 0.93 < climb.compare("23", "SM cycles") < 1
+        and climb.compare("23", "clock, GHz") > 0.985)
 
 # %% [markdown] tags=["navigation"]
 # [← The workshop](11_workshop.ipynb) · [The map](00_start.ipynb) · [Hopper, the kernel →](12b_hopper_kernel.ipynb)

@@ -119,8 +119,10 @@ from fa2_lab.kernels.hopper.forward import configs
 
 NAMES = {
     "DEFAULT": "if no other configuration fits better",
-    "ONE_CONSUMER": "if there are few row blocks, which then have 64 rows, so that more SMs are busy",
-    "HALF_B_C": "if rows are short, because under the causal mask the diagonal then cuts most tiles",
+    "ONE_CONSUMER":
+        "if there are few row blocks, which then have 64 rows, so that more SMs are busy",
+    "HALF_B_C":
+        "if rows are short, because under the causal mask the diagonal then cuts most tiles",
     "TWO_CONSUMERS": "if blocks of 192 rows fit badly",
     "THREE_CONSUMERS": "if rows are long, so that K and V are read once for 192 rows",
 }
@@ -133,7 +135,8 @@ for d, (name, where) in product((64, 128), NAMES.items()):
         words = ["yes" if x else "no" for x in (config.ping_pong, config.separate_O_buffer)]
         cells = d, f"`{name}`", where, config.consumers, config.B_c, config.stages, *words
         lines.append(f"| {' | '.join(map(str, cells))} |")
-display(Markdown("\n".join(["<details><summary>All configurations</summary>", "", *lines, "", "</details>"])))
+display(Markdown("\n".join(["<details><summary>All configurations</summary>", "", *lines, "",
+                            "</details>"])))
 
 # %% [markdown]
 # If O does not have its own buffer, the consumer puts O into Q's buffer, as on the last rung, and TMA copies it out
@@ -250,14 +253,18 @@ config = configs.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, has_key
 tile, C = 2 * config.d_pad, config.consumers  # bytes of a row
 Q, O = C * (1 + config.separate_O_buffer), C * config.separate_O_buffer  # tiles of 64 rows
 parts = [("Q", f"{Q} × 64 rows", Q * 64 * tile, f"{Q} full, {Q} empty")]
-parts += [("K", f"{config.stages} × {config.B_c} keys", config.stages * config.B_c * tile, f"{config.stages} full, {config.stages} empty")]
-parts += [("V", f"{config.stages} × {config.B_c} keys", config.stages * config.B_c * tile, f"{config.stages} full")]
+parts += [("K", f"{config.stages} × {config.B_c} keys", config.stages * config.B_c * tile,
+           f"{config.stages} full, {config.stages} empty")]
+parts += [("V", f"{config.stages} × {config.B_c} keys", config.stages * config.B_c * tile,
+           f"{config.stages} full")]
 parts += [("O", f"{O} × 64 rows" if O else "in Q's buffer", O * 64 * tile, "none")]
 parts += [("mailbox", "2 × 4 numbers", 2 * 4 * 4, "2 full, 2 empty")]
-parts += [("ping-pong", "none" if not config.ping_pong else "no tile", 0, f"{C}" if config.ping_pong else "0")]
+parts += [("ping-pong", "none" if not config.ping_pong else "no tile", 0, f"{C}"
+           if config.ping_pong else "0")]
 lines = ["| what | tiles | bytes | barriers |", "| --- | --- | ---: | --- |"]
 lines += [f"| {name} | {tiles} | {nbytes:,} | {bars} |" for name, tiles, nbytes, bars in parts]
-lines += [f"| total | {C} consumers | {sum(x[2] for x in parts):,} | a thread block may have {227 * 1024:,} bytes |"]
+lines += [f"| total | {C} consumers | {sum(x[2] for x in parts):,} | a thread block may have "
+          f"{227 * 1024:,} bytes |"]
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
@@ -492,7 +499,8 @@ read(KERNEL, "drain_tile")
 # of its own, so copies may end in any order, as they may with TMA:
 
 # %% tags=["hide-input"]
-def skipping(T, takes, orders=500):  # the upper consumer does not see tiles 0 and 1, the lower one sees all T
+# the upper consumer does not see tiles 0 and 1, the lower one sees all T
+def skipping(T, takes, orders=500):
     def copy_when_started(ring, n):
         yield started[ring][n], 0, "its start"
         yield from ring.copy(n)
@@ -525,13 +533,15 @@ def skipping(T, takes, orders=500):  # the upper consumer does not see tiles 0 a
         K, V, upper, lower = RingModel(2, 2), RingModel(2, 2), [], []
         started = {ring: [Barrier("started", 1) for _ in range(T)] for ring in (K, V)}
         actors = {(ring is V, n): copy_when_started(ring, n) for ring in (K, V) for n in range(T)}
-        run(actors | {"producer": producer(), "upper": consumer(2, upper), "lower": consumer(0, lower)}, seed)
+        run(actors | {"producer": producer(), "upper": consumer(2, upper),
+                      "lower": consumer(0, lower)}, seed)
         failed += (upper, lower) != ([*range(2, T)], [*range(T)])
     return failed
 
 
 for T in (4, 5):
-    print(f"{T} tiles: with v.wait wrong in {skipping(T, True)} of 500 orders, without it in {skipping(T, False)}")
+    print(f"{T} tiles: with v.wait wrong in {skipping(T, True)} of 500 orders, without it in "
+          f"{skipping(T, False)}")
 
 # %% [markdown]
 # The mistake shows in very few orders, and with five tiles in none, so a test would hardly find it. What makes the
@@ -675,7 +685,8 @@ for size in (1e3, 1e6, 3e9):
     for name, factor in (("scale", scale), ("power of two", power_of_two)):
         m = factor * s  # rounded to fp32
         most = (np.float64(factor) * np.float64(s) - m).max()
-        print(f"scores near {size:7,.0e}, {name:12} {factor:.3f}: the largest p is up to 2^{most:.2g}")
+        print(f"scores near {size:7,.0e}, {name:12} {factor:.3f}: the largest p is up to "
+              f"2^{most:.2g}")
 
 # %% [markdown]
 # For scores in the billions, neighbouring fp32 numbers near m are 64 apart, so rounding m can be off by 32. Then p is
@@ -868,7 +879,8 @@ for peer in ("FlashAttention-3", "cuDNN", "fa2_lab portable"):
     print(f"{peer:17} geometric mean {mean:.2f}, from {min(found):.2f} to {max(found):.2f}")
 best = max(row.rate("fa2_lab") for row in rows)
 peak, gemm = chips.H200.tensor_flops / 1e12, paper.ceilings["GEMM TFLOP/s"]
-print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a large matmul")
+print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a "
+      "large matmul")
 
 # %% [markdown]
 # The kernel is faster than cuDNN, and about as fast as FlashAttention-3 or faster. At its best, it is nearly as fast as
@@ -919,7 +931,8 @@ for idea, rung in IDEAS.items():
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = idea_gains.table("forward")
-display(Markdown("\n".join(["<details><summary>Twelve ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
+display(Markdown("\n".join(["<details><summary>Twelve ideas: predicted and measured</summary>",
+                            "", *table, "", "</details>"])))
 
 # %% [markdown]
 # Most predictions were too optimistic, since removing an instruction or a barrier saves no time while the program is
@@ -929,7 +942,8 @@ display(Markdown("\n".join(["<details><summary>Twelve ideas: predicted and measu
 # %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
 for (d, causal), ratio in over.items():
-    print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times the last rung's speed")
+    print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.2f} times the last "
+          "rung's speed")
 
 # %% [markdown]
 # At d = 64, the kernel uses ping-pong, which no rung does. At d = 128, it differs from the last rung as well, because
@@ -1006,7 +1020,8 @@ judge_copies(my_copies)
 
 # %% tags=["hide-input"]
 col, seen = np.arange(128)[None, :], np.arange(-3, 140)[:, None]
-verdict("the test of bits gives the causal mask", (((col & ~6) < seen - (col & 6)) == (col < seen)).all())
+verdict("the test of bits gives the causal mask",
+        (((col & ~6) < seen - (col & 6)) == (col < seen)).all())
 found = {careful: wrong(careful, 200) for careful in ((), (3,))}
 verdict("without releases, V needs a wait before its last tile", found[3,] == 0 < found[()])
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
@@ -1021,25 +1036,37 @@ for d in (64, 128):
         verdict(f"O and L agree with float64, d = {d}, causal = {causal}", all(right))
 
 # %% tags=["hide-input"]
-verdict("the kernel is faster than cuDNN and the portable kernel, and about as fast as FlashAttention-3 or faster",
-        all(min(ratios(peer)) > 0.97 for peer in ("FlashAttention-3", "cuDNN", "fa2_lab portable")))  # fmt: skip
+verdict("the kernel is faster than cuDNN and the portable kernel, and about as fast as "
+        "FlashAttention-3 or faster",
+        all(min(ratios(peer)) > 0.97 for peer in ("FlashAttention-3", "cuDNN", "fa2_lab portable")))
 turns = [x for x in idea_gains.gains() if x["idea"].startswith("turns on the tensor cores")]
 gains = [[round(x["gain"], 2) for x in turns if x["d"] == d] for d in (64, 128)]
-verdict("ping-pong makes the kernel 0.99 to 1.07 times as fast at d = 64, and 0.99 times as fast at d = 128",
-        [min(gains[0]), max(gains[0]), *{*gains[1]}] == [0.99, 1.07, 0.99])  # fmt: skip
-found = {(x["idea"], x["kept"]) for x in idea_gains.gains() if x["part"] == "forward" and "prediction" in x}
-verdict("of twelve further ideas, four are kept for some problems", (len({x for x, _ in found}), len({x for x, kept in found if kept})) == (12, 4))
-held = [x for x in idea_gains.gains() if x["idea"].startswith("P V's wait held") and x["variant"] == "all of them"]
-gains = [x["gain"] for x in held if x["d"] == 64], [x["gain"] for x in held if x["d"] == 128 and not x["causal"]]
-verdict("with P V's wait after the exponentials, the kernel is 1 to 5% slower at d = 64, and at d = 128 without a mask it takes over four times as long",
-        0.94 < min(gains[0]) and max(gains[0]) < 0.995 and max(gains[1]) < 0.25)  # fmt: skip
-joined = [x["gain"] for x in idea_gains.gains() if x["part"] == "forward" and x["idea"].endswith("rows of one head")]
-verdict("query heads as rows of one head make calls 1.00 to 1.11 times as fast", [round(f(joined), 2) for f in (min, max)] == [1.00, 1.11])
-verdict("the kernel is at least as fast as the last rung", all(0.98 < ratio < 1.15 for ratio in over.values()))
-chosen = [configs.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, has_key_lengths=False)
-          for d, N, causal in ((64, 1024, True), (128, 512, True), (128, 16384, False), (128, 16384, True))]  # fmt: skip
+verdict("ping-pong makes the kernel 0.99 to 1.07 times as fast at d = 64, and 0.99 times as "
+        "fast at d = 128",
+        [min(gains[0]), max(gains[0]), *{*gains[1]}] == [0.99, 1.07, 0.99])
+found = {(x["idea"], x["kept"]) for x in idea_gains.gains() if x["part"] == "forward"
+         and "prediction" in x}
+verdict("of twelve further ideas, four are kept for some problems",
+        (len({x for x, _ in found}), len({x for x, kept in found if kept})) == (12, 4))
+held = [x for x in idea_gains.gains() if x["idea"].startswith("P V's wait held")
+        and x["variant"] == "all of them"]
+gains = [x["gain"] for x in held
+         if x["d"] == 64], [x["gain"] for x in held if x["d"] == 128 and not x["causal"]]
+verdict("with P V's wait after the exponentials, the kernel is 1 to 5% slower at d = 64, and "
+        "at d = 128 without a mask it takes over four times as long",
+        0.94 < min(gains[0]) and max(gains[0]) < 0.995 and max(gains[1]) < 0.25)
+joined = [x["gain"] for x in idea_gains.gains() if x["part"] == "forward"
+          and x["idea"].endswith("rows of one head")]
+verdict("query heads as rows of one head make calls 1.00 to 1.11 times as fast",
+        [round(f(joined), 2) for f in (min, max)] == [1.00, 1.11])
+verdict("the kernel is at least as fast as the last rung",
+        all(0.98 < ratio < 1.15 for ratio in over.values()))
+chosen = [configs.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal,
+                         has_key_lengths=False)
+          for d, N, causal in ((64, 1024, True), (128, 512, True), (128, 16384, False),
+                               (128, 16384, True))]
 verdict("short causal rows use tiles of 64 keys, and long rows at d = 128 use blocks of 192 rows",
-        [x.B_c for x in chosen[:2]] == [64, 64] and [x.consumers for x in chosen[2:]] == [3, 3])  # fmt: skip
+        [x.B_c for x in chosen[:2]] == [64, 64] and [x.consumers for x in chosen[2:]] == [3, 3])
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, machine and rungs](12a_hopper_rungs.ipynb) · [The map](00_start.ipynb) · [Hopper, backward →](13_hopper_backward.ipynb)

@@ -567,7 +567,8 @@ for idea in (
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = idea_gains.table("backward")
-display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
+display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measured</summary>",
+                            "", *table, "", "</details>"])))
 
 # %% [markdown]
 # ### Do you get the same bits in every run?
@@ -693,14 +694,16 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 from fa2_lab.records import load
 
 paper = load("paper")
-backward_rows = [row for row in paper.rows if row.direction == "backward" and row.problem["N_q"] >= 1024]
+backward_rows = [row for row in paper.rows if row.direction == "backward"
+                 and row.problem["N_q"] >= 1024]
 repeated = [row for row in load("deterministic").rows if row.direction == "backward"]
 in_paper = {tuple(row.problem[x] for x in ("d", "causal", "N_q")): row for row in backward_rows}
 costs = []  # of turns: ours, FlashAttention-3's; of two passes
 print("time over the time without it      turns   FlashAttention-3's   two passes")
 for row in repeated:
     p = row.problem
-    ours, theirs = (row.ratio(name, f"{name} deterministic") for name in ("fa2_lab", "FlashAttention-3"))
+    ours, theirs = (row.ratio(name, f"{name} deterministic")
+                    for name in ("fa2_lab", "FlashAttention-3"))
     two = in_paper[p["d"], p["causal"], p["N_q"]].ratio("fa2_lab", "fa2_lab portable")
     costs.append((ours, theirs, two))
     shape = f"d = {p['d']:3}, N = {p['N_q']:6,}, {'causal' if p['causal'] else 'no mask':7}"
@@ -733,13 +736,15 @@ def mean_ratio(asked, peer):
     return float(np.prod(found)) ** (1 / len(found)), min(found), max(found)
 
 
-on_H100 = [row for row in load("h100").rows if row.direction == "backward" and row.problem["N_q"] >= 1024]
+on_H100 = [row for row in load("h100").rows if row.direction == "backward"
+           and row.problem["N_q"] >= 1024]
 long = [row for row in load("long").rows if row.direction == "backward"]
 print("{gpu}, torch {torch}, triton {triton}; TFLOP/s at N = 4,096".format(**paper.machine))
 for row in backward_rows:
     p = row.problem
     if p["N_q"] == 4096:
-        rates = (f"{name} {row.rate(name):.0f}" for name in ("fa2_lab", "FlashAttention-3", "cuDNN"))
+        rates = (f"{name} {row.rate(name):.0f}"
+                 for name in ("fa2_lab", "FlashAttention-3", "cuDNN"))
         print(f"d = {p['d']:3}, {'causal' if p['causal'] else 'no mask':7} ", *rates, sep="   ")
 for name, peer, asked in (
     ("FlashAttention-3", "FlashAttention-3", backward_rows),
@@ -748,7 +753,11 @@ for name, peer, asked in (
     ("FlashAttention-3, one sequence, N ≥ 32,768", "FlashAttention-3", long),
     ("FlashAttention-4, one sequence, N ≥ 32,768", "FlashAttention-4", long),
 ):
-    print("over {:42} geometric mean {:.2f}, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
+    print(
+        "over {:42} geometric mean {:.2f}, from {:.2f} to {:.2f}".format(
+            name, *mean_ratio(asked, peer)
+        )
+    )
 
 # %% [markdown]
 # On one long sequence, FlashAttention-4 is ahead of our kernel by about 2%, and FlashAttention-3 is as fast as our
@@ -842,13 +851,16 @@ draw = np.random.default_rng(0).standard_normal
 O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
 dK, dV, dQ = step(Q, dO, L, (dO * O).sum(axis=1), K, V, 0 * K, 0 * V)
 truth = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
-verdict("step agrees with fa2.backward", all(close(x, y) for x, y in zip((dQ, dK, dV), truth, strict=True)))
+verdict("step agrees with fa2.backward",
+        all(close(x, y) for x, y in zip((dQ, dK, dV), truth, strict=True)))
 verdict("a step takes over 3,500 clocks one by one, and under 2,600 in the kernel's order",
-        clocks_of_a_step(one_by_one) > 3500 and 2500 < clocks_of_a_step(kernel_order) < 2600)  # fmt: skip
-verdict("registers of a step that holds everything at once", [d + 64 * B_r * 2 // 128 + B_r * d // 256
-        for d, B_r in ((64, 128), (128, 64), (128, 128))] == [224, 224, 320])  # fmt: skip
+        clocks_of_a_step(one_by_one) > 3500 and 2500 < clocks_of_a_step(kernel_order) < 2600)
+verdict("registers of a step that holds everything at once",
+        [d + 64 * B_r * 2 // 128 + B_r * d // 256
+        for d, B_r in ((64, 128), (128, 64), (128, 128))] == [224, 224, 320])
 paces = [clocks_of_a_step(kernel_order, add=add) for add in (600, 2500, 5000)]
-verdict("an addition may take about as long as a step", paces[1] < 1.05 * paces[0] and paces[2] > 1.5 * paces[0])
+verdict("an addition may take about as long as a step", paces[1] < 1.05 * paces[0]
+        and paces[2] > 1.5 * paces[0])
 
 # %% tags=["hide-input"]
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
@@ -870,15 +882,21 @@ for d in (64, 128):
 additions, flops = 16 * 128 * 16384 * 128, 2.5 * 4 * 16384**2 * 128 * 16
 times = 8 * additions / chips.H200.hbm_per_second, flops / chips.H200.tensor_flops
 measured = in_paper[128, False, 4096].rate("fa2_lab")
-verdict("the kernel reaches 638 TFLOP/s, a large matmul 795", (round(measured), round(paper.ceilings["GEMM TFLOP/s"])) == (638, 795))
-verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms", [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
+verdict("the kernel reaches 638 TFLOP/s, a large matmul 795",
+        (round(measured), round(paper.ceilings["GEMM TFLOP/s"])) == (638, 795))
+verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms",
+        [round(1e3 * x, 1) for x in times] == [7.2, 5.6] and additions // 10**8 == 42)
 verdict("the kernel is faster than cuDNN, and about as fast as FlashAttention-3 or faster",
-        all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
+        all(mean_ratio(backward_rows, peer)[1] > least
+            for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 kept = [line for line in idea_gains.table("backward") if "| yes" in line or "| for" in line]
-verdict("four later ideas are kept", len(kept) == 4 and "deterministic: an order of instructions" in kept[0])
-verdict("starting S and dP together costs 30% of the speed or more", all(x["gain"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
-verdict("since Triton 3.9, dK's matmul no longer starts late", not USE_LOW_REG or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
+verdict("four later ideas are kept", len(kept) == 4
+        and "deterministic: an order of instructions" in kept[0])
+verdict("starting S and dP together costs 30% of the speed or more",
+        all(x["gain"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
+verdict("since Triton 3.9, dK's matmul no longer starts late", not USE_LOW_REG
+        or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)

@@ -327,11 +327,14 @@ show("decode_programs")
 # %% tags=["hide-input"]
 from fa2_lab.kernels.decode.shares import tile_bytes
 
-tile, path = tile_bytes(64, d=128, itemsize=2), rates(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes; GB/s
-print(f"each of 8 programs reads {each:.0f} GB/s, so a tile of K and V, {tile // 1024} KiB, takes {tile / each / 1e3:.2f} µs")
+# bytes; GB/s
+tile, path = tile_bytes(64, d=128, itemsize=2), rates(chips.H200).l2 / chips.H200.SMs / 1e9
+print(f"each of 8 programs reads {each:.0f} GB/s, so a tile of K and V, {tile // 1024} KiB, "
+      f"takes {tile / each / 1e3:.2f} µs")
 print(f"together they read {8 * each / copy:.0%} of a copy's speed")
 print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same time")
-stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True))
+stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()),
+                  strict=True))
 for n, speed in stages.items():
     print(f"with {n:.0f} stages, each of 8 programs reads {speed:.0f} GB/s")
 
@@ -363,7 +366,8 @@ for n, speed in stages.items():
 rows = [row for row in record.rows if row.direction == "decode"]
 for row in sorted(rows, key=lambda row: row.problem["bytes"]):
     p, share = row.problem, row.ratio("fa2_lab", "reading alone")
-    print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = {p['d']:3}: {share:.0%}")
+    print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = "
+          f"{p['d']:3}: {share:.0%}")
 
 # %% [markdown]
 # If the cache is short, a larger share of the time is spent on the two launches and on waiting for each program's
@@ -401,16 +405,22 @@ show("decode_shares")
 from fa2_lab.kernels.decode.shares import splits_of_head
 
 for batch in (1, 2, 4, 8, 16):
-    print(f"{batch:2} × 8 heads of 1,024 tiles: {splits_of_head(132, 8 * batch, 1024):2} splits per head")
+    print(f"{batch:2} × 8 heads of 1,024 tiles: {splits_of_head(132, 8 * batch, 1024):2} "
+          "splits per head")
 
 # %% tags=["hide-input"]
-q4, k4, v4 = normal(4, 8, 1, 16, seed=6), normal(4, 2, 8192, 16, seed=7), normal(4, 2, 8192, 16, seed=8)
+q4, k4, v4 = normal(4, 8, 1, 16,
+                    seed=6), normal(4, 2, 8192, 16, seed=7), normal(4, 2, 8192, 16, seed=8)
 
 
 def apart(**asked):  # O of the first sequence: alone, and within the batch of four
     alone, within = (attention(q4[:n], k4[:n], v4[:n], **asked)[0].float() for n in (1, 4))
     changed, most = (alone != within).float().mean(), (alone - within).abs().max()
-    return f"{changed:.0%} of the numbers of O differ, by {most:.0e} at most" if changed else "all bits of O agree"
+    return (
+        f"{changed:.0%} of the numbers of O differ, by {most:.0e} at most"
+        if changed
+        else "all bits of O agree"
+    )
 
 # %% [markdown]
 # **Predict.** We decode a sequence with `attention()`, first alone and then in a batch with three others of the same
@@ -479,7 +489,8 @@ from fa2_lab.kernels.decode.shares import partial_bytes
 
 print("splits per head      4     16     32")
 for N_k in (65536, 8192, 2048):
-    added = (partial_bytes(rows=4, d=128) * n / tile_bytes(N_k, d=128, itemsize=2) for n in (4, 16, 32))
+    added = (partial_bytes(rows=4, d=128) * n / tile_bytes(N_k, d=128, itemsize=2)
+             for n in (4, 16, 32))
     print(f"{N_k:6,} keys    " + "".join(f"{x:7.1%}" for x in added))
 
 # %% [markdown]
@@ -620,12 +631,14 @@ def finished(O_w, L_w):  # (parts, d), (parts,)
 row0 = host(parts[0, :, 0])  # the five parts of head 0, row 0: (5, d + 2)
 O_w, L_w = row0[:, :16] / row0[:, 17:], (row0[:, 16] + np.log2(row0[:, 17])) * math.log(2)
 whole = right[0, 0, 0], np.logaddexp.reduce(L_w)
-empty, nothing = (np.vstack([O_w, 0 * O_w[0]]), np.append(L_w, -np.inf)), (0 * O_w, 0 * L_w - np.inf)
+empty, nothing = (np.vstack([O_w, 0 * O_w[0]]),
+                  np.append(L_w, -np.inf)), (0 * O_w, 0 * L_w - np.inf)
 check(finished, Case("five parts. Is their plain mean right if their L differ?", (O_w, L_w), whole),
       Case("one more part, without keys. What is its weight?", empty, whole),
-      Case("five parts without keys: O = 0, L = −∞. What do you subtract?", nothing, (0 * O_w[0], np.array(-np.inf))),
+      Case("five parts without keys: O = 0, L = −∞. What do you subtract?", nothing,
+           (0 * O_w[0], np.array(-np.inf))),
       Case("scores near 1,000. What is e^1,000?", (O_w, L_w + 1000), (whole[0], whole[1] + 1000)),
-      tolerance=2e-3, names=("O", "L"))  # fmt: skip
+      tolerance=2e-3, names=("O", "L"))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -645,7 +658,8 @@ check(finished, Case("five parts. Is their plain mean right if their L differ?",
 # %% tags=["hide-input"]
 paged = q3, k_pages, v_pages, table, lengths
 by_rows = host(attention_paged(*paged, backend="reference"))
-verdict("the number of splits changes O by no more than 16 bits can round away", 0 < (few - many).abs().max() < 5e-4)
+verdict("the number of splits changes O by no more than 16 bits can round away",
+        0 < (few - many).abs().max() < 5e-4)
 for n in (1, 3):
     O, L = merge(split(q, k, v, n), q)
     theirs = attention(q, k, v, return_lse=True)
@@ -657,17 +671,24 @@ for n in (1, 3):
 # %% tags=["hide-input"]
 unit, seconds = group.limit(chips.H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
-verdict("8 programs read less than a tenth of a copy's speed, and L2 could deliver more to each SM", 8 * each < copy / 10 and each < 0.7 * path)
-verdict("a tile takes 0.76 µs; a second tile in flight makes a program half as fast again, and more hardly help",
-        round(tile / each / 1e3, 2) == 0.76 and 1.4 < stages[3] / stages[2] < 1.6 and stages[6] < 1.05 * stages[3])  # fmt: skip
-verdict("one split is up to ten times slower for one sequence, and costs nothing from 16 sequences on", 9 < max(fixed[1].values()) < 11
-        and all(ratio < 1.03 for (_, batch), ratio in fixed[1].items() if batch >= 16))  # fmt: skip
-verdict("16 splits cost at most 12%, and at most 3% from 16,384 keys on", max(fixed[16].values()) < 1.125
-        and all(ratio < 1.035 for (N_k, _), ratio in fixed[16].items() if N_k >= 16384))  # fmt: skip
+verdict("8 programs read less than a tenth of a copy's speed, and L2 could deliver more to "
+        "each SM", 8 * each < copy / 10 and each < 0.7 * path)
+verdict("a tile takes 0.76 µs; a second tile in flight makes a program half as fast again, and "
+        "more hardly help",
+        round(tile / each / 1e3, 2) == 0.76 and 1.4 < stages[3] / stages[2] < 1.6
+        and stages[6] < 1.05 * stages[3])
+verdict("one split is up to ten times slower for one sequence, and costs nothing from 16 "
+        "sequences on", 9 < max(fixed[1].values()) < 11
+        and all(ratio < 1.03 for (_, batch), ratio in fixed[1].items() if batch >= 16))
+verdict("16 splits cost at most 12%, and at most 3% from 16,384 keys on",
+        max(fixed[16].values()) < 1.125
+        and all(ratio < 1.035 for (N_k, _), ratio in fixed[16].items() if N_k >= 16384))
 verdict("about 100 programs use all of the memory's bandwidth", 80 < copy / each < 130)
-verdict("the time halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
+verdict("the time halves up to 64 programs",
+        all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
 after = [curve[n] for n in (128, 256, 512, 1024, 2048)]
-verdict("beyond 128 programs, it rises slowly to about 80 µs", after == sorted(after) and 75 < after[-1] < 85)
+verdict("beyond 128 programs, it rises slowly to about 80 µs", after == sorted(after)
+        and 75 < after[-1] < 85)
 near = [r.ratio("fa2_lab", "reading alone") for r in rows if r.problem["bytes"] > 2e8]
 verdict("for long caches, decode comes close to a pure read", min(near) > 0.85)
 

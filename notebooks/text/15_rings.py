@@ -387,10 +387,12 @@ Q_e, K_e, V_e, dO_e = np.random.default_rng(5).standard_normal((4, 24, d))
 O_e, L_e = fa2.forward(Q_e, K_e, V_e, B_r=4, B_c=4)
 lists = [np.split(x, ranks) for x in (Q_e, K_e, V_e, O_e, L_e, dO_e)]
 want = fa2.backward(Q_e, K_e, V_e, O_e, L_e, dO_e, B_r=4, B_c=4)
-own = [fa2.backward(*x, B_r=4, B_c=4)[1] for x in zip(*lists, strict=True)]  # each rank's part for its own block
+# each rank's part for its own block
+own = [fa2.backward(*x, B_r=4, B_c=4)[1] for x in zip(*lists, strict=True)]
 
 
-def your_steps(steps, result, q, k, v, o, lse, do):  # the result (0: dq, 1: k, 2: v, 3: dk) on all ranks
+# the result (0: dq, 1: k, 2: v, 3: dk) on all ranks
+def your_steps(steps, result, q, k, v, o, lse, do):
     dq, dk = ([np.zeros_like(x) for x in xs] for xs in (q, k))
     for _ in range(steps):
         after = ring_step(q, o, lse, do, dq, k, v, dk)
@@ -401,10 +403,14 @@ def your_steps(steps, result, q, k, v, o, lse, do):  # the result (0: dq, 1: k, 
 
 
 your_steps.__name__ = "ring_step"  # what the message calls it
-check(your_steps, Case("k after one step. Does rank 1 hold block 0?", (1, 1, *lists), np.roll(lists[1], 1, axis=0)),
-      Case("dk after one step. Is block 0's sum on rank 1, with rank 0's part?", (1, 3, *lists), np.roll(own, 1, axis=0)),
-      Case("dq after four steps. Do K and V both travel, and are four parts added?", (4, 0, *lists), want[0].reshape(4, 6, d)),
-      Case("dk after four steps. Is each part added to its own block?", (4, 3, *lists), want[1].reshape(4, 6, d)))  # fmt: skip
+check(your_steps, Case("k after one step. Does rank 1 hold block 0?", (1, 1, *lists),
+                       np.roll(lists[1], 1, axis=0)),
+      Case("dk after one step. Is block 0's sum on rank 1, with rank 0's part?", (1, 3, *lists),
+           np.roll(own, 1, axis=0)),
+      Case("dq after four steps. Do K and V both travel, and are four parts added?",
+           (4, 0, *lists), want[0].reshape(4, 6, d)),
+      Case("dk after four steps. Is each part added to its own block?", (4, 3, *lists),
+           want[1].reshape(4, 6, d)))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -423,29 +429,36 @@ check(your_steps, Case("k after one step. Does rank 1 hold block 0?", (1, 1, *li
 # ## Checks
 
 # %% tags=["hide-input"]
-verdict("four ranks give the same result as one device", close(np.concatenate([state.finalize()[0] for state in states]), whole))
+verdict("four ranks give the same result as one device",
+        close(np.concatenate([state.finalize()[0] for state in states]), whole))
 verdict("with the L of all keys, dQ is right", close(dQ, truth[0]))
 verdict("with the L of all keys, dK and dV are right", close(right, truth[1:]))
 gib = 2**20 * 16 * 128 * 2 / 2**30
-verdict("4, 512 and 141 GiB", (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)) == (4, 512, 141))
-there, back = (sum(model.bytes_sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
+verdict("4, 512 and 141 GiB",
+        (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)) == (4, 512, 141))
+there, back = (sum(model.bytes_sent(quarters, 0, way, kv_heads=1, d=4).values())
+               for way in ("forward", "backward"))
 verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in ring_speed.data()["curves"].items()}
-verdict("faster from 32,768 tokens on, and nearly 4 times at 131,072", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
+verdict("faster from 32,768 tokens on, and nearly 4 times at 131,072",
+        min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
 flops, link = speeds["H200, as recorded"]
 least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)
 reached = round(link / 1e9), round(flops / 1e12), round(least)
 verdict("131 of 450 GB/s and 708 TFLOP/s need 5 times as many rows", reached == (131, 708, 5))
 short = {r.direction: r.values["4 GPUs"][0] for r in load("ring").rows if r.problem["N_q"] == 8192}
 once, took = short["K V once round"], short["both"]
-verdict("0.72 ms for one round, and 2.9 of 7.1 ms in all", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.72, 2.9, 7.1))
+verdict("0.72 ms for one round, and 2.9 of 7.1 ms in all",
+        (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.72, 2.9, 7.1))
 gpus, N_q, cut = ring_speed.data()["contiguous"]
 verdict("at 131,072 tokens, 2.0 times as fast with contiguous shards, and 3.5 times with zigzag",
-        (gpus, N_q, round(cut, 1), round(speed[4][131072], 1)) == (4, 131072, 2.0, 3.5))  # fmt: skip
+        (gpus, N_q, round(cut, 1), round(speed[4][131072], 1)) == (4, 131072, 2.0, 3.5))
 verdict("one GPU takes 1.6 ms", round(took * speed[4][8192], 1) == 1.6)
-verdict("short transfers reach 69 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 69)
+verdict("short transfers reach 69 GB/s",
+        round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 69)
 mib = {r.problem["N_q"]: r.values for r in load("ring").rows if r.direction == "peak memory"}
-verdict("2.0 and 5.1 GiB", [round(mib[131072][n][0] / 1024, 1) for n in ("4 GPUs", "1 GPU")] == [2.0, 5.1])
+verdict("2.0 and 5.1 GiB",
+        [round(mib[131072][n][0] / 1024, 1) for n in ("4 GPUs", "1 GPU")] == [2.0, 5.1])
 
 # %% [markdown] tags=["navigation"]
 # [← Decode](14_decode.ipynb) · [The map](00_start.ipynb) · [The same loop, other masks →](16_masks.ipynb)

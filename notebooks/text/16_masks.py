@@ -240,9 +240,11 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 masked = np.full(4, -1e4)  # a row of four keys, all masked
 print("weights of a row that sees no key:", naive.safe_softmax(masked[None])[0])
 with np.errstate(over="ignore"):
-    print("two masks of fp16's lowest number, added:", np.finfo(np.float16).min + np.finfo(np.float16).min)
+    print("two masks of fp16's lowest number, added:",
+          np.finfo(np.float16).min + np.finfo(np.float16).min)
 hidden = Mask(allowed=np.zeros((4, 4), bool))
-print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=hidden)[0][0, 0])
+print("with −∞, the output is",
+      fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=hidden)[0][0, 0])
 
 # %% [markdown]
 # ## A score that belongs to no key
@@ -375,7 +377,8 @@ def column_kinds(j, B_r, B_c, N_q, N_k, left, right):
 def column_case(question, j, B_r, B_c, N_q, N_k, left, right):
     kind_of = {}
     for i in range(-(-N_q // B_r)):
-        rows, keys = range(i * B_r, min((i + 1) * B_r, N_q)), range(j * B_c, min((j + 1) * B_c, N_k))
+        rows, keys = range(i * B_r, min((i + 1) * B_r,
+                                        N_q)), range(j * B_c, min((j + 1) * B_c, N_k))
         ends = [interval(r, N_q, N_k, left, right) for r in rows]
         seen = [first <= key < last for first, last in ends for key in keys]
         kind_of |= {i: "FULL" if all(seen) else "DIAGONAL"} if any(seen) else {}
@@ -386,7 +389,8 @@ def column_case(question, j, B_r, B_c, N_q, N_k, left, right):
 def by_row_block(kind_of, B_r, N_q):  # as numbers, which the check compares
     for i in set(kind_of) - {*range(-(-N_q // B_r))}:
         raise ValueError(f"there is no row block {i}")
-    return np.array([("", "DIAGONAL", "FULL").index(kind_of.get(i, "")) for i in range(-(-N_q // B_r))])
+    return np.array([("", "DIAGONAL", "FULL").index(kind_of.get(i, ""))
+                     for i in range(-(-N_q // B_r))])
 
 
 def numbered(*case):
@@ -396,15 +400,53 @@ def numbered(*case):
 
 numbered.__name__ = "column_kinds"  # what the message calls it
 questions = (
-    ("Is a row block visited if only its first row, or only its last, sees a key?", 1, 4, 4, 16, 16, 5, 1),
-    ("Which key of the block does the earliest row see, and which end comes from left?", 2, 4, 4, 32, 32, 8, 4),
-    ("Is a block FULL only if its first row sees the last key and its last row sees the first key?", 1, 2, 4, 16, 16, 9, 0),
+    (
+        "Is a row block visited if only its first row, or only its last, sees a key?",
+        1,
+        4,
+        4,
+        16,
+        16,
+        5,
+        1,
+    ),
+    (
+        "Which key of the block does the earliest row see, and which end comes from left?",
+        2,
+        4,
+        4,
+        32,
+        32,
+        8,
+        4,
+    ),
+    (
+        "Is a block FULL only if its first row sees the last key and its last row sees the "
+        "first key?",
+        1,
+        2,
+        4,
+        16,
+        16,
+        9,
+        0,
+    ),
     ("Row 0 is not at key 0. Is N_k − N_q subtracted?", 2, 4, 4, 8, 16, 4, 1),
-    ("The last row block and the last column block are incomplete. Where do they end?", 3, 4, 4, 15, 14, 1, 2),
+    (
+        "The last row block and the last column block are incomplete. Where do they end?",
+        3,
+        4,
+        4,
+        15,
+        14,
+        1,
+        2,
+    ),
     ("No row sees this block. Is nothing visited?", 0, 4, 4, 4, 32, 3, 0),
 )
 cases = [column_case(*of) for of in questions]
-check(numbered, *(Case(words, case, by_row_block(want, case[1], case[3])) for words, case, want in cases))
+check(numbered, *(Case(words, case, by_row_block(want, case[1], case[3]))
+                  for words, case, want in cases))
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -441,14 +483,17 @@ for N_q, N_k in ((9, 9), (5, 12), (12, 5), (1, 7)):
     verdict(f"kinds agrees with Tiling, {N_q} queries, {N_k} keys", same)
 
 padded = [row.ratio("fa2_lab", "fa2_lab padded") for row in timed]
-verdict("padding takes 1.9 to 2.1 times as long", (round(min(padded), 1), round(max(padded), 1)) == (1.9, 2.1))
+verdict("padding takes 1.9 to 2.1 times as long",
+        (round(min(padded), 1), round(max(padded), 1)) == (1.9, 2.1))
 real = sum(n * n / 2 for n in LENGTHS)
-verdict("padding does 1.9 times the work", round(1 + sum((max(LENGTHS) - n) * n for n in LENGTHS) / real, 1) == 1.9)
+verdict("padding does 1.9 times the work",
+        round(1 + sum((max(LENGTHS) - n) * n for n in LENGTHS) / real, 1) == 1.9)
 tokens = 16 * max(LENGTHS), sum(LENGTHS)
 verdict("64,000 tokens padded, 32,800 packed", tokens == (64000, 32800))
 for left, masked in ((1024, 2), (1023, 2), (1000, 3), (1025, 3)):
     found = kinds(20, 128, 128, 4096, 4096, left=left, right=0)
-    verdict(f"{left} keys back: {masked} tiles of a row block need a mask", [*found.values()].count("DIAGONAL") == masked)
+    verdict(f"{left} keys back: {masked} tiles of a row block need a mask",
+            [*found.values()].count("DIAGONAL") == masked)
 verdict("dsink agrees with scores.sink_backward", close(dsink, sink_backward(0.7, O, L, dO)))
 
 # %% [markdown] tags=["navigation"]

@@ -59,8 +59,10 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 import triton
 import triton.language as tl
 
-print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret else "compiled for the GPU here")
-_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package warns once that it is slow here
+print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret
+      else "compiled for the GPU here")
+# the package warns once that it is slow here
+_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))
 
 
 def host(x):  # to NumPy, for comparing
@@ -191,7 +193,8 @@ lines = getsource(portable.visit_tiles.fn).splitlines()
 begin = next(n for n, line in enumerate(lines) if "tl.dot(q_i" in line)
 end = next(n for n, line in enumerate(lines) if "softmax_step(" in line)
 listing = "\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[begin:end])
-print(listing.replace(" * (LOG2E", " \\\n        * (LOG2E"))  # one line in the file, too wide for this page
+# one line in the file, too wide for this page
+print(listing.replace(" * (LOG2E", " \\\n        * (LOG2E"))
 print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
@@ -286,7 +289,8 @@ def window_and_first(head, row, column):
 # %% tags=["hide-input"]
 # Check: run this cell when you have written your function. You do not have to read it.
 def is_empty(function):  # whether the reader has not written this kernel yet
-    return all(isinstance(x, ast.Pass | ast.Expr) for x in ast.parse(getsource(function.fn)).body[0].body)
+    return all(isinstance(x, ast.Pass | ast.Expr)
+               for x in ast.parse(getsource(function.fn)).body[0].body)
 
 
 def judge_bias(function, right, cases, causal=True):
@@ -294,10 +298,12 @@ def judge_bias(function, right, cases, causal=True):
         return None if is_empty(function) else weights(function, N_q, N_k, causal)
 
     def wanted(N_q, N_k):
-        return plain(np.zeros((1, N_q, 4)), np.zeros((1, N_k, 4)), np.eye(N_k)[None], right, causal)[0]
+        return plain(np.zeros((1, N_q, 4)), np.zeros((1, N_k, 4)), np.eye(N_k)[None], right,
+                     causal)[0]
 
     tried.__name__ = function.__name__
-    check(tried, *(Case(words, size, wanted(*size)) for words, size in cases.items()), tolerance=1e-5)
+    check(tried, *(Case(words, size, wanted(*size)) for words, size in cases.items()),
+          tolerance=1e-5)
 
 
 def right_window(head, row, column, left=5, first=3):
@@ -305,11 +311,13 @@ def right_window(head, row, column, left=5, first=3):
 
 
 judge_bias(window_and_first, right_window, {
-    "9 keys, which are all visible. Is the fifth key before a row's own key still in its window?": (9, 9),
-    "10 keys. Is key 3 hidden from row 9? It is neither in the window nor among the first three.": (10, 10),
+    "9 keys, which are all visible. Is the fifth key before a row's own key still in its window?":
+        (9, 9),
+    "10 keys. Is key 3 hidden from row 9? It is neither in the window nor among the first three.":
+        (10, 10),
     "20 keys. Do all rows see the first three keys?": (20, 20),
     "4 queries, 40 keys. Is `row` used as it is, as a position among the keys?": (4, 40),
-})  # fmt: skip
+})
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -410,16 +418,19 @@ def right_tree(head, row, column, parents=tuple(parents), context=6):
     def line_of(n):
         return set() if n < 0 else {n, *line_of(parents[n])}
 
-    sees = [[c < context or c - context in line_of(r - context) for c in column[0]] for r in row[:, 0]]
+    sees = [[c < context or c - context in line_of(r - context) for c in column[0]]
+            for r in row[:, 0]]
     return np.where(sees, 0, -np.inf)
 
 
 judge_bias(tree, right_tree, {
     "only draft 0. Does it see itself and the six tokens of the context?": (1, 7),
     "drafts 0 to 2. Does draft 2 see itself, 1 and 0, and does no draft see a later one?": (3, 9),
-    "drafts 0 to 3. Is draft 2 hidden from draft 3, its sibling? Where does a subtree end?": (4, 10),
-    "all seven drafts. Does draft 6 see only itself and draft 0, and does draft 5 see draft 4?": (7, 13),
-}, causal=False)  # fmt: skip
+    "drafts 0 to 3. Is draft 2 hidden from draft 3, its sibling? Where does a subtree end?":
+        (4, 10),
+    "all seven drafts. Does draft 6 see only itself and draft 0, and does draft 5 see draft 4?":
+        (7, 13),
+}, causal=False)
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -662,7 +673,11 @@ for finding in report.findings:
 # the lines of its step from the matmul to the softmax:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-lines = (PACKAGE / "kernels" / "hopper" / "forward" / "kernel.py").read_text(encoding="utf-8").splitlines()
+lines = (
+    (PACKAGE / "kernels" / "hopper" / "forward" / "kernel.py")
+    .read_text(encoding="utf-8")
+    .splitlines()
+)
 begin = next(n for n, line in enumerate(lines) if "warpgroup_mma_wait(1" in line)
 end = next(n for n, line in enumerate(lines) if n > begin and "softmax_step(" in line)
 print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
@@ -692,7 +707,8 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 # model predicts and we have not measured:
 
 # %%
-print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   with ALiBi")
+print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   "
+      "with ALiBi")
 limits = {}
 for d in (64, 128):
     on = model.unit_clocks(reasons.model_input(ladder.find("22"), causal=False, d=d))
@@ -723,12 +739,16 @@ def with_alibi(name="fa2_lab portable"):  # {(d, direction, mask): {form: how ma
         form = asked.get("mask", "without").split()[-1]
         case = asked["d"], measured.direction, "causal" if asked["causal"] else "no mask"
         times.setdefault(case, {})[form] = measured.values[name][0]
-    return {case: {form: took / at["without"] for form, took in at.items()} for case, at in times.items()}
+    return {case: {form: took / at["without"] for form, took in at.items()}
+            for case, at in times.items()}
 
 
 print("                          column − row   column alone")
 for case, longer in with_alibi().items():
-    print("d = {:3}, {:9} {:8}".format(case[0], case[1] + ",", case[2]) + f"{longer['distance']:13.2f}{longer['column']:15.2f}")
+    print(
+        "d = {:3}, {:9} {:8}".format(case[0], case[1] + ",", case[2])
+        + f"{longer['distance']:13.2f}{longer['column']:15.2f}"
+    )
 
 # %% [markdown]
 # At d = 64, the difference of column and row costs 15 to 19%, and the column alone 5 to 12%. At d = 128, where the
@@ -878,7 +898,8 @@ best = {}
 for d in (64, 128):
     best[d] = min(np.linspace(0, 1, 101), key=lambda f: max(with_share(d, f).values()))
     before, after = (max(with_share(d, f).values()) for f in (0, best[d]))
-    print(f"d = {d:3}: f = {best[d]:.0%}, clocks {before:.0f} → {after:.0f}, × {before / after:.2f}")
+    print(f"d = {d:3}: f = {best[d]:.0%}, clocks {before:.0f} → {after:.0f}, × "
+          f"{before / after:.2f}")
 
 # %% [markdown]
 # **Prediction.** At d = 64, about a quarter of the exponentials should move, which would make a tile a third faster.
@@ -1012,43 +1033,70 @@ for N in (4096, 131072, 1048576):
 
 # %% tags=["hide-input"]
 tensor, others, read, alone = dense(16384)
-verdict("17 GB, 32 times as much as Q, K, V and O; 1.8 ms against 2.2 ms", (round(tensor / 1e9), tensor / others, round(read, 1), round(alone, 1)) == (17, 32, 1.8, 2.2))
-verdict("ALiBi in tiles and in Triton agrees with ALiBi on all of S", close(in_tiles, plain(q, k, v, alibi)) and close(host(O)[0], plain(q, k, v, alibi), 1e-5))
+verdict("17 GB, 32 times as much as Q, K, V and O; 1.8 ms against 2.2 ms",
+        (round(tensor / 1e9), tensor / others, round(read, 1),
+         round(alone, 1)) == (17, 32, 1.8, 2.2))
+verdict("ALiBi in tiles and in Triton agrees with ALiBi on all of S",
+        close(in_tiles, plain(q, k, v, alibi)) and close(host(O)[0], plain(q, k, v, alibi), 1e-5))
 both = heads.forward(*(x[None] for x in (q, k, v)), causal=True, bias=alibi)[0][0]
 verdict("the package's reference accepts the same function", close(both, in_tiles))
 gradients = []
 for backend in ("triton", "reference"):
     leaves = [x.requires_grad_() for x in here(q, k, v)]
-    out = attention(*leaves, causal=True, bias=alibi_jit if backend == "triton" else alibi, backend=backend)
+    out = attention(*leaves, causal=True, bias=alibi_jit if backend == "triton" else alibi,
+                    backend=backend)
     gradients.append([host(x) for x in torch.autograd.grad(out.square().sum(), leaves)])
-verdict("dQ, dK and dV with the bias agree with the reference", all(close(x, y, 1e-4) for x, y in zip(*gradients, strict=True)))
+verdict("dQ, dK and dV with the bias agree with the reference",
+        all(close(x, y, 1e-4) for x, y in zip(*gradients, strict=True)))
 verdict("two merged calls equal one call with the mask", close(host(merged)[0], exact, 1e-5))
-verdict("the gradient of T5's table equals finite differences, and sums to 0 in each head", close(found[1, 8], by_differences, 1e-6) and np.abs(found.sum(axis=1)).max() < 1e-12)
-verdict("the examiner finds that the bias is scaled", [x.name for x in report.findings if x.is_wrong] == ["bias-scaled"])
+verdict("the gradient of T5's table equals finite differences, and sums to 0 in each head",
+        close(found[1, 8], by_differences, 1e-6) and np.abs(found.sum(axis=1)).max() < 1e-12)
+verdict("the examiner finds that the bias is scaled",
+        [x.name for x in report.findings if x.is_wrong] == ["bias-scaled"])
 
 # %% tags=["hide-input"]
 drawn = added_scores.data()
 N = 24
 row, column = np.arange(N)[:, None], np.arange(N)[None, :]
 seen = np.isfinite(drawn["surfaces"]["window and first 3"])
-verdict("the figure's window and tree are those of this page", (seen == (np.isfinite(right_window(None, row, column, left=6)) & (column <= row))).all()
-        and (np.isfinite(drawn["surfaces"]["a tree of drafts"]) == np.isfinite(right_tree(None, np.arange(6, 13)[:, None], np.arange(13)[None, :]))).all())  # fmt: skip
-verdict("ALiBi at d = 64: 426 issue slots become 554, so the busiest unit takes 5% longer; at d = 128 no longer",
+verdict(
+    "the figure's window and tree are those of this page",
+    (seen == (np.isfinite(right_window(None, row, column, left=6)) & (column <= row))).all()
+    and (
+        np.isfinite(drawn["surfaces"]["a tree of drafts"])
+        == np.isfinite(right_tree(None, np.arange(6, 13)[:, None], np.arange(13)[None, :]))
+    ).all(),
+)
+verdict("ALiBi at d = 64: 426 issue slots become 554, so the busiest unit takes 5% longer; at "
+        "d = 128 no longer",
         limits == {64: (528, 554), 128: (1024, 1024)})
-longer = {form: {d: [at[form] for (on, *_), at in with_alibi().items() if on == d] for d in (64, 128)} for form in ("distance", "column")}
-verdict("at d = 64, the distance costs 15 to 19% and the column 5 to 12%; at d = 128, each costs less", all(
+longer = {form: {d: [at[form] for (on, *_), at in with_alibi().items() if on == d]
+                 for d in (64, 128)} for form in ("distance", "column")}
+verdict("at d = 64, the distance costs 15 to 19% and the column 5 to 12%; at d = 128, each "
+        "costs less", all(
     round(min(at[64]), 2) == low and round(max(at[64]), 2) == high and max(at[128]) < max(at[64])
-    for at, low, high in ((longer["distance"], 1.15, 1.19), (longer["column"], 1.05, 1.12))))  # fmt: skip
-verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does", chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
-verdict("an H200's shared memory takes the clocks that tile_clocks counts", clocks(chips.H200, 128, 2)["shared memory"] == tile_clocks(chips.H200, 128, 128, 128).shared)
-last = [max(units, key=units.get) for units in (clocks(chips.B200, 64, 1), clocks(chips.B200, 128, 1), with_share(128, 0))]
-verdict("on a B200, exponentials finish last at d = 64, and also at d = 128 once two row blocks share a copy", last == ["exponentials", "shared memory", "exponentials"])
+    for at, low, high in ((longer["distance"], 1.15, 1.19), (longer["column"], 1.05, 1.12))))
+verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does",
+        chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
+verdict(
+    "an H200's shared memory takes the clocks that tile_clocks counts",
+    clocks(chips.H200, 128, 2)["shared memory"]
+    == tile_clocks(chips.H200, 128, 128, 128).shared,
+)
+last = [max(units, key=units.get)
+        for units in (clocks(chips.B200, 64, 1), clocks(chips.B200, 128, 1), with_share(128, 0))]
+verdict("on a B200, exponentials finish last at d = 64, and also at d = 128 once two row "
+        "blocks share a copy", last == ["exponentials", "shared memory", "exponentials"])
 near = sorted(with_share(128, 0).values())[-3:]
 verdict("at d = 128, three units are within 1% of each other", near[-1] / near[0] < 1.01)
-verdict("at d = 64, moving a quarter gains a third", 0.2 < best[64] < 0.3 and 1.3 < 1032 / max(with_share(64, best[64]).values()) < 1.4)
+verdict("at d = 64, moving a quarter gains a third", 0.2 < best[64] < 0.3
+        and 1.3 < 1032 / max(with_share(64, best[64]).values()) < 1.4)
 y = exp2(x, polynomial(3)).astype(np.float64)
-verdict("a cubic adds less than 0.015 ulp and rounds fewer than 1 in 100 differently", np.abs((y - power) / ulp).max() < 0.015 and (rounded(y, 8) != rounded(power, 8)).mean() < 0.01)
-verdict("linear states can be merged in any grouping", all(close(query @ state, whole, 1e-10) for state, _ in states.values()))
+verdict("a cubic adds less than 0.015 ulp and rounds fewer than 1 in 100 differently",
+        np.abs((y - power) / ulp).max() < 0.015
+        and (rounded(y, 8) != rounded(power, 8)).mean() < 0.01)
+verdict("linear states can be merged in any grouping",
+        all(close(query @ state, whole, 1e-10) for state, _ in states.values()))
 
 # %% [markdown] tags=["navigation"]
 # [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)

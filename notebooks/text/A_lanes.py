@@ -206,8 +206,10 @@ show("block_budget")
 # you trust the sum? The next cell counts for all recorded kernels, at both values of d:
 
 # %% tags=["hide-input"]
-measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))), k["spills"] > 0) for k in recorded("compiled")["forward"]]
-for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256), ("above 255", 256, np.inf)):
+measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))),
+             k["spills"] > 0) for k in recorded("compiled")["forward"]]
+for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256),
+                         ("above 255", 256, np.inf)):
     spilling = [spills for registers, spills in measured if low <= registers < high]
     print(f"sum {words:16}: {sum(spilling):2} of {len(spilling):2} kernels spill")
 
@@ -290,16 +292,21 @@ for kernel in compilations:
     verdict(f"{name}: each row belongs to one warp", (owners.warp == owners.warp[:, :1]).all())
     offsets = layouts.parse(kernel["K"]["layout"]).offsets(tuple(kernel["K"]["shape"]))
     groups, row = offsets[:8, :64:8] * 2 % 128 // 16, np.arange(8)
-    verdict(f"{name}: chunk c of row r is at place c XOR r", np.array_equal(groups, row ^ row[:, None]))
-    verdict(f"{name}: a chunk of eight rows takes one step", layouts.bank_conflicts(offsets[:8, 16]) == 1)
-took = {(k["B_r"], k["B_c"], k["d"], k["warps"]): k["registers"] for k in recorded("compiled")["forward"]}
+    verdict(f"{name}: chunk c of row r is at place c XOR r",
+            np.array_equal(groups, row ^ row[:, None]))
+    verdict(f"{name}: a chunk of eight rows takes one step",
+            layouts.bank_conflicts(offsets[:8, 16]) == 1)
+took = {(k["B_r"], k["B_c"], k["d"], k["warps"]): k["registers"]
+        for k in recorded("compiled")["forward"]}
 sums = {sizes: budget.forward_registers(*sizes) for sizes in took}
 few = [took[sizes] > n for sizes, n in sums.items() if n <= 255]
 verdict("the sum of registers is mostly too low", sum(few) > 0.6 * len(few))
 needs = [budget.forward_registers(128, 128, 128, warps) for warps in (4, 8)]
 verdict("128 × 128 needs 360 registers, or 200", needs == [360, 200])
-verdict("above a sum of 255, all kernels spill, and below 120, none does", all(x == (n > 255) for n, x in measured if not 120 <= n <= 255))
-verdict("32 × 128 takes 255 registers, not 120", (took[32, 128, 128, 4], sums[32, 128, 128, 4]) == (255, 120))
+verdict("above a sum of 255, all kernels spill, and below 120, none does",
+        all(x == (n > 255) for n, x in measured if not 120 <= n <= 255))
+verdict("32 × 128 takes 255 registers, not 120",
+        (took[32, 128, 128, 4], sums[32, 128, 128, 4]) == (255, 120))
 spilled = block_budget.compiled_spills()
 spills = [spilled[128, B_r, B_c] > 0 for B_r, B_c in ((32, 128), (128, 128), (128, 64))]
 verdict("32 × 128 and 128 × 128 spill, 128 × 64 does not", spills == [True, True, False])

@@ -317,7 +317,8 @@ for part in (slice(0, 2), slice(2, 4)):
 by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()
 verdict("lines 10 and 12 agree with two updates of SoftmaxState", close([[by_hand]], by_state))
 apart = [measure(e).told_apart for e in ERRATA.values()]
-verdict(f"the checks tell the wrong version from the right one in all {len(apart)} errata", all(apart) and len(apart) == 35)
+verdict(f"the checks tell the wrong version from the right one in all {len(apart)} errata",
+        all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]
 # [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)

@@ -132,7 +132,8 @@ def mine(q, k, v, causal=False):  # (batch, heads, N, d)
     for j in range(0, N_k, 16):
         s = q @ k[:, :, j : j + 16].swapaxes(2, 3) / np.sqrt(d)
         if causal:
-            s = np.where(np.arange(j, j + s.shape[3]) < np.arange(N_q)[:, None] + N_k - N_q, s, -np.inf)
+            s = np.where(np.arange(j, j + s.shape[3]) < np.arange(N_q)[:, None] + N_k - N_q, s,
+                         -np.inf)
         m_new = np.maximum(m, s.max(axis=3))
         seen = np.where(np.isneginf(m_new), 0, m_new)
         p, alpha = np.exp(s - seen[..., None]), np.exp(m - seen)
@@ -289,10 +290,13 @@ check(softmax_and_loads, Case(words, (row, 2), (naive.safe_softmax(row[None])[0]
 # ## Checks
 
 # %% tags=["hide-input"]
-verdict("more than 100 problems, and more than 200 mistakes that show in numbers", 100 < len(all_cases()) < 150
-        and sum(x.part in ("O", "L", "gradients") for x in CATALOGUE.values()) > 200)  # fmt: skip
-verdict("the examiner names both bugs", [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
-verdict("row_mean loads and stores every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
+verdict("more than 100 problems, and more than 200 mistakes that show in numbers",
+        100 < len(all_cases()) < 150
+        and sum(x.part in ("O", "L", "gradients") for x in CATALOGUE.values()) > 200)
+verdict("the examiner names both bugs",
+        [x.name for x in report.findings] == ["o-not-rescaled", "causal-strict"])
+verdict("row_mean loads and stores every element once",
+        (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
 row_mean(X, mean, B=4, trace=UNWATCHED)
 verdict("row_mean computes the mean, with and without a meter", close(mean, X.mean(axis=0)))

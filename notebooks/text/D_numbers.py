@@ -298,8 +298,10 @@ def hidden_weight(dtype, value, visible, add=0.0):  # of both masked keys togeth
         return float(E[len(visible) :].sum() / E.sum())
 
 
-VALUES = {"−10,000": -1e4, "−65,504": -65504, "−10⁹": -1e9, "−∞": -np.inf}  # −65,504: the lowest of fp16
-ROWS = {"scores 1, 2": ([1, 2], 0), "scores −20,000": ([-20000, -20001], 0), "no visible key": ([], 0)}
+# −65,504: the lowest of fp16
+VALUES = {"−10,000": -1e4, "−65,504": -65504, "−10⁹": -1e9, "−∞": -np.inf}
+ROWS = {"scores 1, 2": ([1, 2], 0), "scores −20,000": ([-20000, -20001], 0),
+        "no visible key": ([], 0)}
 ROWS["no visible key, −16 added"] = [], -16
 
 # %% [markdown]
@@ -413,7 +415,9 @@ def attention_with(product):
     return product(E / E.sum(1, keepdims=True), V32)
 
 # %% tags=["hide-input"]
-Q32, K32, V32 = np.random.default_rng(2).standard_normal((3, 512, 64)).astype(np.float32).astype(np.float64)
+Q32, K32, V32 = (
+    np.random.default_rng(2).standard_normal((3, 512, 64)).astype(np.float32).astype(np.float64)
+)
 PRODUCTS = {
     "fp32": lambda A, B: rounded(A, 24) @ rounded(B, 24),
     "TF32": lambda A, B: tf32(A) @ tf32(B),
@@ -421,7 +425,8 @@ PRODUCTS = {
     "bf16": lambda A, B: bf16(A) @ bf16(B),
     "three times TF32": three,
 }
-of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name, f in PRODUCTS.items()}
+of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max()
+              for name, f in PRODUCTS.items()}
 
 # %% [markdown]
 # **Predict.** The largest error of O with bf16 operands is about 2 · 10⁻³. TF32 has three more bits. How large is its
@@ -617,18 +622,48 @@ def passes(ours, plain, exact):
 # Check: run this cell when you have written your function. You do not have to read it.
 far, one, up = plain + 3 * abs(plain - truth).max(), np.array([1.0, 2.0]), np.array([0.0, 1.0])
 inf = np.array([-np.inf, 1.0])
-check(passes,
-      Case("the loop above. Do errors of both signs cancel in your test?", (ours, plain, truth), True),
-      Case("twice the error, with the other sign. Which two do you compare, and is twice the error allowed?",
-           (one + 0.5, one - 0.25, one), True),
-      Case("a kernel that is wrong everywhere. Do you compare its largest error with the limit?", (far, plain, truth), False),
-      Case("errors of both signs. Does their sum show their size?", (one + 1 - 2 * up, one + 0.1, one), False),
-      Case("an error far below zero. Do you take its absolute value?", (one - 5, one + 0.1, one), False),
-      Case("NaN in the kernel's output. Is NaN > x true?", (np.array([1.0, np.nan]), one + 0.1, one), False),
-      Case("neither makes an error. Is 0 ≤ 2 · 0?", (one, one, one), True),
-      Case("the right L of a row that sees no key. What is −∞ − (−∞)?", (inf, inf, inf), True),
-      Case("0 instead of −∞. Do you compare the numbers that are not finite?", (up, inf, inf), False),
-      Case("−∞ instead of a number.", (np.array([-np.inf, -np.inf]), inf + 0.1, inf), False))  # fmt: skip
+check(
+    passes,
+    Case(
+        "the loop above. Do errors of both signs cancel in your test?",
+        (ours, plain, truth),
+        True,
+    ),
+    Case(
+        "twice the error, with the other sign. Which two do you compare, and is twice the "
+        "error allowed?",
+        (one + 0.5, one - 0.25, one),
+        True,
+    ),
+    Case(
+        "a kernel that is wrong everywhere. Do you compare its largest error with the limit?",
+        (far, plain, truth),
+        False,
+    ),
+    Case(
+        "errors of both signs. Does their sum show their size?",
+        (one + 1 - 2 * up, one + 0.1, one),
+        False,
+    ),
+    Case(
+        "an error far below zero. Do you take its absolute value?",
+        (one - 5, one + 0.1, one),
+        False,
+    ),
+    Case(
+        "NaN in the kernel's output. Is NaN > x true?",
+        (np.array([1.0, np.nan]), one + 0.1, one),
+        False,
+    ),
+    Case("neither makes an error. Is 0 ≤ 2 · 0?", (one, one, one), True),
+    Case("the right L of a row that sees no key. What is −∞ − (−∞)?", (inf, inf, inf), True),
+    Case(
+        "0 instead of −∞. Do you compare the numbers that are not finite?",
+        (up, inf, inf),
+        False,
+    ),
+    Case("−∞ instead of a number.", (np.array([-np.inf, -np.inf]), inf + 0.1, inf), False),
+)
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -651,15 +686,20 @@ nearer = abs(ours - truth).max() < abs(plain - truth).max()
 verdict("the loop is closer to the exact result than standard attention", nearer)
 want = rounding.truth(S, V_rows)
 sums = {}
-for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8), ("fp32", m, 24)):
+for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8),
+                       ("fp32", m, 24)):
     error = (dO * (rounding.outputs(S, V_rows, at, bits) - want)).sum(1)
     sums[name] = error.sum() / (rms(error) * np.sqrt(len(error)))
 verdict("with sums in bf16, the errors of D add up", sums["bf16"] > 10 and sums["half"] > 10)
 verdict("with 2m or sums in fp32, they do not", max(abs(sums["2m"]), abs(sums["fp32"])) < 3)
-verdict("TF32, which truncates, has about half of bf16's error", 0.3 < of_product["TF32"] / of_product["bf16"] < 0.8)
-verdict("three products have less than a thousandth of TF32's error", of_product["three times TF32"] < of_product["TF32"] / 1000)
-rotated, blocks = (of_fp8[name][1] / of_fp8["one scale"][1] for name in ("one scale, rotated", "one for 64 rows"))
-verdict("with outliers, the rotation helps, and a scale for each block hardly helps", rotated < 0.8 < blocks)
+verdict("TF32, which truncates, has about half of bf16's error",
+        0.3 < of_product["TF32"] / of_product["bf16"] < 0.8)
+verdict("three products have less than a thousandth of TF32's error",
+        of_product["three times TF32"] < of_product["TF32"] / 1000)
+rotated, blocks = (of_fp8[name][1] / of_fp8["one scale"][1]
+                   for name in ("one scale, rotated", "one for 64 rows"))
+verdict("with outliers, the rotation helps, and a scale for each block hardly helps",
+        rotated < 0.8 < blocks)
 Q8, K8, _ = rounding.with_outliers()
 worst = abs(rounding.scaled(Q8, 1024) @ rounding.scaled(K8, 1024).T - Q8 @ K8.T).max() / np.sqrt(64)
 verdict("some scores in FP8 are wrong by more than 1", worst > 1)
