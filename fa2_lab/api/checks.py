@@ -208,8 +208,8 @@ def check_block_table_values(
 ) -> None:
     """Raise an error if the block table contains an invalid page index for a key that a query can see.
 
-    `pages` is (number of pages, keys per page). `left` is the window's left bound, or None if it has none. The table is
-    not checked if its values cannot be read before the launch.
+    `pages` is (number of pages, keys per page). `left` is the window's left bound, or None if the window has no
+    left bound. The table is not checked if its values cannot be read before the launch.
     """
     limits = *pages, N_q, left
     if not can_read_values(block_table) or was_checked(block_table, limits, key_lengths):

@@ -14,7 +14,7 @@ from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
 from fa2_lab.kernels.strides import rows_contiguous
 
-ROWS = 32  # per program
+ROWS = 32  # rows per program
 
 
 @triton.jit

@@ -46,7 +46,7 @@ class Relaunch:
         self.compiled = compiled  # this reference keeps the kernel's code on the GPU
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
         launch_args = recorded_launch_args(compiled, stream, arguments)
-        self.args_in_list = are_same_objects(launch_args[-1], arguments)  # since Triton 3.7
+        self.args_in_list = are_same_objects(launch_args[-1], arguments)  # true since Triton 3.7
         base, kernel_args = launch_args[: -len(arguments)], launch_args[-len(arguments) :]
         if self.args_in_list:
             base, kernel_args = launch_args[:-1], launch_args[-1]

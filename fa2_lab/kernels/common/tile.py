@@ -44,7 +44,7 @@ class DropoutRule(NamedTuple):
 class DropoutKey(NamedTuple):
     """The values that determine, for a given row and column, whether an entry of P is dropped."""
 
-    seed: tl.tensor  # pointer
+    seed: tl.tensor  # pointer to the seed
     rule: DropoutRule
     head: tl.tensor
     batch: tl.tensor

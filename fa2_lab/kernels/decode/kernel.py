@@ -140,10 +140,10 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat because Triton 3.6, inside a loop, replaces a size of 1 with None if it is nested two tuples deep.
+    The tuple is flat, because inside loops, Triton 3.6 replaces sizes of 1 that are nested two tuples deep with None.
     """
 
-    key_lengths: tl.tensor  # or None
+    key_lengths: tl.tensor  # pointer to the number of real keys in each sequence, or None
     N_k: tl.tensor  # largest possible number of keys in a sequence
     batch: tl.tensor
     row_blocks_per_sequence: tl.tensor

@@ -26,7 +26,7 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
-MAX_ROWS = 64  # per tile
+MAX_ROWS = 64  # maximum number of query rows per tile
 MERGE_WIDTH = 32  # columns of O per program in the merge kernel
 
 # The call -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fa2_lab.tiles import cdiv
 
 # These values were fitted on an H200 with `python -m fa2_lab bench decode`.
 WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they occupy this fraction of the slots in all waves
-SPLITS_FILL = 0.95  # stream-K on all slots is as fast if splits fill less than this fraction of them
+SPLITS_FILL = 0.95  # if splits fill less than this fraction of the slots, stream-K, which fills all slots, is as fast
 
 FP32_BYTES = 4  # bytes per element of m, l and o, which are fp32 in a partial result
 

@@ -233,7 +233,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, 
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
 
     def describe(X: Tensor, rows: int, columns: int) -> TensorDescriptor:
-        block = [1, rows, columns]  # of (heads, N, d)
+        block = [1, rows, columns]  # block shape in a (heads, N, d) tensor
         layout = gl.NVMMASharedLayout.get_default_for(block, types[X.dtype])
         return TensorDescriptor.from_tensor(X.view(batch * heads, *X.shape[-2:]), block, layout)
 

@@ -137,7 +137,8 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-    begin = T_c - gl.where(i < N_q, gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 0)  # earlier: others' tiles
+    # Only other consumers see the tiles before `begin`.
+    begin = T_c - gl.where(i < N_q, gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 0)
 
     q_i = wait(q, c)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5

@@ -39,7 +39,7 @@ def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.cons
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     i = (T_r - 1 - within // width) * B_r  # start with the row blocks that see the most keys
-    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one tile
     return i, section * l2_group + within % width, T_c
 
 

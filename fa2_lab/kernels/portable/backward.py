@@ -263,7 +263,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)
     if window[1] is not None:
-        i = T_r - 1 - i  # heaviest row blocks first
+        i = T_r - 1 - i  # start with the row blocks that see the most keys
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = aligned_strides(strides)
     q_base, k_base, head_stride = batch, batch, N_q

@@ -17,7 +17,7 @@ from fa2_lab.kernels.hopper.shared.mailbox import IntRecords, all_threads, new_i
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, barriers, matrix, stacked
 
 CONSUMERS = gl.constexpr(2)
-COLS = gl.constexpr(64)  # per consumer
+COLS = gl.constexpr(64)  # columns per consumer
 COLUMN_BLOCK_FIELDS = gl.constexpr(  # a column block's fields in the mailbox; if `steps` is 0, no block is left
     ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )

@@ -46,7 +46,7 @@ class Semaphore:
     is false, there are no counters, and no writer waits.
     """
 
-    counters: gl.tensor | gl.constexpr  # pointer, or None
+    counters: gl.tensor | gl.constexpr  # pointer to the counters, or None
     # Each consumer has two barriers. The first signals that a result has been stored, the second that it has been read.
     handed: gl.shared_memory_descriptor
     USED: gl.constexpr

@@ -216,7 +216,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
         config = min(times, key=time).config
         if causal and config == DEFAULT[128]:  # ping-pong keeps consumers with unequal numbers of tiles in step
             config = replace(config, ping_pong=True)
-    masked = causal and config == DEFAULT[64]  # the mask takes additional registers
+    masked = causal and config == DEFAULT[64]  # the mask takes additional registers, so the compiler has to save some
     config = replace(config, d_pad=d_pad)
     return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config
 

@@ -23,7 +23,7 @@ class Scheduler:
     """
 
     counter: gl.tensor  # pointer to two counters, for fetched blocks and for finished programs
-    blocks: gl.tensor  # per head
+    blocks: gl.tensor  # number of blocks per head
     heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # number of heads processed concurrently: see block_coord()
     # Whether the first block also comes from the counter. This ensures that only running programs own blocks, so the
