@@ -48,9 +48,9 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: str, measured: float) -> style.Drawn:
-    """Draw a tile's operations in FA1 and FA2 on one time axis, with the operations that FA2 runs after the loop.
+    """Draw a tile's operations in FA1 and FA2 on one time axis, and those that FA2 runs after the loop.
 
-    The last row shows the clocks of a tile if all units work at once, which `at_once` holds for FA1 and FA2.
+    The last row shows the clocks of a tile if all units work at once. `at_once` holds them for FA1 and FA2.
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]

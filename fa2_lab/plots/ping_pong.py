@@ -46,8 +46,8 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, window: float = 6000) -> style.Drawn:
     """Draw one timeline of two consumers without ping-pong and one with it.
 
-    Two bars below compare the speedup from ping-pong in the model with the measured one. The lowest and highest
-    measured speedups are `gains`, between which the bar is open, and `made` describes the measurement.
+    Two bars below compare the speedup from ping-pong in the model with the measured one. `gains` holds the
+    lowest and the highest measured speedup, and the bar is open between the two. `made` describes the measurement.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"

@@ -408,7 +408,7 @@ def split_assignment(line: str, room: int) -> list[str]:
 
 
 def join_calls(lines: list[str]) -> list[str]:
-    """Join the lines of a cell in pairs if the two lines of each pair call the same function, and fit in one line."""
+    """Join the lines of a cell in pairs if the two lines of each pair call the same function and fit in one line."""
     pairs = [lines[n : n + 2] for n in range(0, len(lines), 2)]
     called = [[re.sub(r"^(\w+ = )?([\w.]+\().*", r"\2", line) for line in pair] for pair in pairs]
     alike = all(names[0].endswith("(") and names == names[:1] * 2 for names in called)

@@ -13,7 +13,7 @@ RIVALS = {  # the fastest other implementations, which have separate lanes in ea
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=5.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-FAR = ("FlexAttention", "torch flash")  # slower in almost all rows, which the key says
+FAR = ("FlexAttention", "torch flash")  # implementations without lanes, because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
@@ -85,7 +85,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
     In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Next to them are the median and
     the number of problems on which fa2_lab is slower. The remaining implementations have no lanes, because they are
-    slower in almost all rows. The key counts these rows.
+    slower in almost all rows. The legend counts these rows.
     """
     losses = [
         (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))
@@ -154,7 +154,7 @@ def slower_implementations(rows: list[Ratios], gap: str) -> str:
 
 
 def draw_key(ax: Axes, y: float, across: Transform) -> None:
-    """Draw the mark and the name of each rival in a line at y."""
+    """Draw the legend, which is the mark and the name of each rival, in a line at y."""
     narrow = style.narrow()
     for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
         ax.plot([start], [y], linestyle="none", transform=across, **look)
