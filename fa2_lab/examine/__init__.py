@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from math import inf
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -31,14 +32,15 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.checks import checks, coarse_sums, guarded, repeated
 from fa2_lab.examine.detect import detect_call
 from fa2_lab.examine.gradients import read_backward, read_L
+from fa2_lab.examine.guards import Endless
 from fa2_lab.examine.layouts import LAYOUTS, OF_OUTPUT
 from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain, without_silent
-from fa2_lab.examine.subject import LIBRARIES, Subject
+from fa2_lab.examine.subject import LIBRARIES, NO_TIME, Subject
 from fa2_lab.examine.weights import describe_overhang, read_out, telling
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
-UNASKED = "some problems"
-SECONDS = {False: 60.0, True: 10.0}
+UNASKED, UNCHECKED = "some problems", "some checks"
+SECONDS = {False: 60.0, True: 10.0}  # {quick: seconds of calls, without those that find out how to call}
 
 
 class Report(NamedTuple):
@@ -84,14 +86,20 @@ def examine(
     dtype    The dtype of the inputs, for example float16. By default, it is the first dtype that the function accepts.
     device   The device of the inputs, for example cuda. By default, it is the CPU, or a GPU if the function rejects
              tensors on the CPU.
-    quick    If True, the long problems are skipped, so that the examination takes at most ten seconds.
+    quick    If True, the long problems are skipped, and the function is called for ten seconds at most, instead of a
+             minute. The attribute `refused` lists what was then not tested. The limit includes neither the first calls,
+             which find out how to call the function, nor the comparison of wrong results with the known mistakes. The
+             examination of a slow or wrong function therefore takes longer.
     given    A dictionary {name: value} of extra arguments that are passed in every call.
 
     The report has the attributes `is_right` and `findings`. A finding is a mistake, a convention or a remark. Each
     finding has a name, a description in one sentence, the position and the size of the error, and a reference for
     further reading.
     """
-    return diagnose(Subject(function, given, device), layout, library, dtype, quick=quick)
+    try:
+        return diagnose(Subject(function, given, device), layout, library, dtype, quick=quick)
+    except Endless as endless:
+        raise NotExamined(str(endless)) from endless
 
 
 def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: bool) -> Report:
@@ -101,15 +109,20 @@ def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: 
             raise ValueError(f"{name}: got {got!r}; it takes {', '.join(known)}")
     begun = time.monotonic()
     detect_call(subject, layout, library, dtype)
-    answers, found, refused = call_on_all(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
+    cases, detected = all_cases(subject.d, subject.multiple, quick), time.monotonic()
+    answers, found, refused = call_on_all(subject, cases, detected + 0.6 * SECONDS[quick])
     if not any(x.case.group == "plain" for x in answers):
         raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
     if subject.no_gradients and not any("dQ" in x.outputs for x in answers):
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
+    subject.until = detected + SECONDS[quick]
     is_reliable = not (unsteady or found or "writes-past-end" in subject.happened)
     named = find_mistakes(subject, answers, is_reliable=is_reliable)
     found += check_further(subject, answers, named + found, unsteady)
+    if time.monotonic() > subject.until:
+        refused[UNCHECKED] = NO_TIME
+    subject.until = inf
     first = {(x.name, x.read_out): x for x in reversed(named + found)}  # the first finding of each name
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
@@ -129,7 +142,7 @@ def find_mistakes(subject: Subject, answers: list[Answer], *, is_reliable: bool)
     named = explain(answers, subject.tiles())
     if not is_reliable or any(x.name == "options-kept" for x in named):
         return [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
-    named = [y for x in named for y in read_out_unknown(subject, x, named, answers)]
+    named = [y for x in named for y in describe_unknown(subject, x, named, answers)]
     strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
     return [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
 
@@ -157,6 +170,14 @@ def check_further(
     if ends and not {"corner-of-length", "corner-top-left"} & {*variant.names}:
         found.append(Finding("corner-of-buffer", "", case=ends[0].case))
     return found
+
+
+def describe_unknown(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
+    """Return the findings of read_out_unknown(), or the finding unchanged if there is no time left for the calls."""
+    try:
+        return read_out_unknown(subject, finding, named, answers)
+    except NotExamined:
+        return [finding]
 
 
 def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
@@ -189,8 +210,8 @@ def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], a
     return found or [finding] * (output in "OL")
 
 
-def call_on_all(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:
-    """Call the function on all cases for at most `seconds` seconds.
+def call_on_all(subject: Subject, cases: list, until: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:
+    """Call the function on all cases, but start no call later than `until`, a time of time.monotonic().
 
     The long cases are last, and a slow function is called on one case of each group before the second of any group.
     Return the answers in the order of the cases, the findings made during the calls, and {case that could not be run:
@@ -199,7 +220,6 @@ def call_on_all(subject: Subject, cases: list, seconds: float) -> tuple[list[Ans
     answers: dict[int, Answer] = {}
     found: list[Finding] = []
     refused: dict[str, str] = {}
-    until = time.process_time() + seconds
     in_order = sorted(cases, key=lambda case: case.is_long)
     groups = [case.group for case in in_order]
     turns = sorted(range(len(groups)), key=lambda n: (in_order[n].is_long, groups[:n].count(groups[n])))
@@ -207,8 +227,8 @@ def call_on_all(subject: Subject, cases: list, seconds: float) -> tuple[list[Ans
         case = subject.fitted(in_order[n])
         if lack := subject.lacks(case):
             refused.setdefault(lack, "")
-        elif answers and time.process_time() > until:
-            refused[UNASKED] = "there was no time left for them"
+        elif answers and time.monotonic() > until:
+            refused[UNASKED] = NO_TIME
         else:
             try:
                 answers[n], past = guarded(subject, case)

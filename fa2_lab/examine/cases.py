@@ -110,8 +110,8 @@ def case(
 def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[AttentionCase]:
     """Return all cases, with head dimension d: each option at several sizes. If `quick` is set, leave out long cases.
 
-    Lengths are rounded up to multiples of `multiple`, for functions that require this. All cases but those with extreme
-    scores include the gradients.
+    Lengths are rounded up to multiples of `multiple`, for functions that require this. The cases include the
+    gradients, except those with extreme scores, with a scale of 0, or with another width of V.
     """
     cases: list[AttentionCase] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -21,6 +22,7 @@ from fa2_lab.examine.layouts import OF_OUTPUT, L_from_layout, axes, from_layout,
 from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer
 
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
+NO_TIME = "there was no time left for them"
 NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
 
 
@@ -44,6 +46,7 @@ class Subject:
         self.gives_dict = self.gives_several = False  # whether the function returns a dictionary, or any collection
         self.happened: set[str] = set()  # mistakes noticed during a call
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
+        self.until = np.inf  # the time of time.monotonic() after which the function is not called
         self.eps = 0.0  # the spacing of numbers near 1, if it is larger than the dtype's
         function = inspect.unwrap(getattr(function, "forward", function))  # a torch.nn.Module has a forward
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
@@ -115,8 +118,10 @@ class Subject:
     def ask(self, case: AttentionCase, gradients: bool = True) -> Answer:
         """Call the function on a case, and return its Answer, with the gradients if `gradients` is set.
 
-        Raise NotExamined if the call fails or if its result is not an array of the right shape.
+        Raise NotExamined if the call fails, if its result is not an array of the right shape, or if it is too late.
         """
+        if time.monotonic() > self.until:
+            raise NotExamined(NO_TIME)
         self.before_call(case)
         case = case.rounded(self.hold) if self.dtype != "float64" else case
         gradients = gradients and case.gradients and not self.takes("pages")
@@ -154,7 +159,7 @@ class Subject:
                 else:
                     whole = from_layout(x, of_O if name == "O" else self.layout, like[name].shape)
                 found_in.setdefault(name, []).append(whole)
-            if not all(np.array_equal(numbers(a), b, True) for a, b in zip(tensors, inputs, strict=True)):
+            if not all(np.array_equal(numbers(a), b, equal_nan=True) for a, b in zip(tensors, inputs, strict=True)):
                 self.happened.add("inputs-changed")
         heads = len(parts[0])  # the number of calls for each batch entry
         outputs = {

@@ -2,7 +2,7 @@
 
 fa2-lab examine mine.py:attention           report the mistake, the size of its error, a small input that shows it, and
                                             what to read
-fa2-lab examine mine.py:attention --quick   skip long sequences, so that the examination takes at most ten seconds
+fa2-lab examine mine.py:attention --quick   skip long sequences, and stop calling the function after ten seconds
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fa2_lab.examine import UNASKED, Report, diagnose
+from fa2_lab.examine import UNASKED, UNCHECKED, Report, diagnose
 from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.cases import AttentionCase
 from fa2_lab.examine.guards import Endless
@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
         prog="fa2-lab examine", description="Find out which known mistake an attention function makes.", epilog=VERDICTS
     )
     parser.add_argument("function", help="FILE:FUNCTION, as in mine.py:attention, or MODULE:FUNCTION")
-    parser.add_argument("--quick", action="store_true", help="take only ten seconds, without the long sequences")
+    parser.add_argument(
+        "--quick", action="store_true", help="skip long sequences, and call the function for ten seconds at most"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     layout = "the layout of q, k and v, if the examiner cannot find it out"
     library = "the library whose arrays the function takes"
@@ -178,8 +180,8 @@ def page(report: Report, function: str, module: str) -> str:
     for finding in report.findings:
         if finding.mistake.part != "conventions":
             lines += ["", *paragraph(report, finding, module)]
-    if report.is_right and UNASKED in report.refused:
-        lines += ["", "Nothing is wrong in the problems that were tested, but there was no time for all of them."]
+    if report.is_right and {UNASKED, UNCHECKED} & report.refused.keys():
+        lines += ["", "Nothing is wrong in what was tested, but there was no time to test everything."]
     elif report.is_right:
         lines += ["", NOTHING + MEANT * bool(reads)]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from examined import dot_product, enough_time, grouped, hidden, names, safe, scores  # noqa: F401 — a fixture
 
-from fa2_lab.examine import SECONDS, UNASKED, diagnose, examine
+from fa2_lab.examine import SECONDS, UNASKED, UNCHECKED, NotExamined, diagnose, examine, guards
 from fa2_lab.examine.subject import Subject
 
 
@@ -46,15 +46,50 @@ def test_a_mask_of_keys_is_a_padding_mask():
 
 
 def test_a_slow_function_is_asked_one_case_of_each_group_first(monkeypatch):
+    now = 0.0
+
     def slow(q, k, v, is_causal=False):
-        until = time.process_time() + 0.05
-        while time.process_time() < until:
-            pass
+        nonlocal now
+        now += 0.05
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     monkeypatch.setitem(SECONDS, True, 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     report = examine(slow, quick=True, library="torch")
     assert names(report) == ["corner-top-left"] and UNASKED in report.refused
+
+
+def test_a_slow_function_is_not_called_after_the_time_limit(monkeypatch):
+    """Waiting counts as time, and so do the checks and the descriptions of an unknown mistake."""
+    now, began = 0.0, []
+
+    def slow(q, k, v, causal=False, factor=1.0):
+        nonlocal now
+        now += 1.0
+        began.append(now)
+        s = factor * scores(q, k)
+        return safe(hidden(s) if causal else s) @ v
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for factor in (1.0, 1.03):
+        limits = {}
+        for seconds in (1, 10, 600):
+            monkeypatch.setitem(SECONDS, True, seconds)
+            before = len(began)
+            report = examine(slow, quick=True, library="torch", given=dict(factor=factor))
+            limits[seconds] = len(began) - before
+            assert report.is_right == (factor == 1.0)
+            assert (UNCHECKED in report.refused) == (seconds < 600)
+        assert limits[10] - limits[1] <= 10 < limits[600] - limits[1]
+
+
+def test_a_call_that_does_not_return_raises_not_examined(monkeypatch):
+    def endless(q, k, v):
+        time.sleep(30)
+
+    monkeypatch.setattr(guards, "LIMIT", 1)
+    with pytest.raises(NotExamined, match="did not return"):
+        examine(endless, quick=True, library="torch")
 
 
 def test_one_query_beside_a_cache_is_examined():
