@@ -307,7 +307,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
 
 
 def _mark_spare_time(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, and label the box with its length."""
+    """Draw a dashed box, labelled with its length, from the end of consumer 0's first softmax to its next matmul."""
     y = list(rows).index("softmax, 0")
     ended = min(job[2] for job in rows["softmax, 0"] if job[1] > 0)
     wide = min(job[1] for job in rows["tensor cores, 0"] if job[1] > ended) - ended
