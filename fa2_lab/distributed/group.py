@@ -79,6 +79,7 @@ class Exchange:
         self.headers = [torch.empty_like(own_header) for _ in range(dist.get_world_size(group))]
         self.headers[rank] = own_header
         peers = [other for other in range(len(self.headers)) if other != rank]
+        check_no_rank_lost(group, timeout)
         with explaining_lost_ranks(group, timeout):
             gloo: Any = gloo_group(group, timeout)
             self.pending = [gloo.recv([self.headers[other]], other, tag=0) for other in peers]
@@ -159,6 +160,14 @@ def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGlo
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)
         GLOO_GROUPS[group, timeout] = dist.ProcessGroupGloo(store, dist.get_rank(group), size, limit)
     gloo = GLOO_GROUPS[group, timeout]
-    if gloo is None:
-        raise RuntimeError("an earlier call on this group has lost a rank")
+    assert gloo is not None, "check_no_rank_lost() comes first"
     return gloo
+
+
+def check_no_rank_lost(group: dist.ProcessGroup, timeout: float) -> None:
+    """Raise an error if an earlier call on this group has lost a rank, because its gloo group is then unusable."""
+    if GLOO_GROUPS.get((group, timeout), "not made yet") is None:
+        raise RuntimeError(
+            f"fa2_lab.distributed: rank {dist.get_rank(group)} of {dist.get_world_size(group)} has lost another rank "
+            f"in an earlier call with this group and a timeout of {timeout:g} s, so the group can no longer be used"
+        )

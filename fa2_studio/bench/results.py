@@ -18,6 +18,7 @@ from fa2_lab.tools import files
 from fa2_studio.bench import implementations
 
 ABSENT = "not installed"
+BENCH = Path(__file__).parent
 DIRECTIONS = {"both": "forward and backward"}  # directions whose name does not describe them
 
 
@@ -151,9 +152,9 @@ def commit_name(folder: Path = files.ROOT) -> str:
 
 
 def sources_fingerprint() -> str:
-    """Return a fingerprint of the package's sources."""
-    files = sorted(PACKAGE.rglob("*.py"))
-    return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    """Return a fingerprint of the sources of the package and of the bench, both of which can change a measurement."""
+    paths = [path for folder in (PACKAGE, BENCH) for path in sorted(folder.rglob("*.py"))]
+    return "sources " + hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def installed_version(package: str) -> str:

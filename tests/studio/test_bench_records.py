@@ -155,6 +155,13 @@ def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monke
     assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit_name())
 
 
+def test_fingerprint_of_the_sources_changes_with_the_bench(tmp_path, monkeypatch):
+    before = results.sources_fingerprint()
+    (tmp_path / "protocol.py").write_text("REPEATS = 1\n")
+    monkeypatch.setattr(results, "BENCH", tmp_path)
+    assert results.sources_fingerprint() != before
+
+
 # Pages --------------------------------------------------------------------------------------------------------
 
 
