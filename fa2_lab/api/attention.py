@@ -57,7 +57,8 @@ def attention(
                  probability for any key. A finite sink must not overflow fp32 inside the kernel, so its magnitude is
                  limited to 10³⁸ times the softcap or, without a softcap, to 10³⁸ times the scale. The limit never
                  exceeds 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. An invalid sink
-                 raises an error if its value can be read without waiting for a GPU. Otherwise, the results are NaN.
+                 raises an error if its value can be read without waiting for a GPU. Otherwise, the results are NaN. A
+                 sink of NaN is not an error, just as NaN in q, k or v is not, but its head's rows of O and L are NaN.
     bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
                  and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
                  the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is therefore
@@ -91,8 +92,9 @@ def attention(
     (heads / kv heads · N_q), or at most 64 such rows if num_splits is given or N_k is at least 2048.
 
     On Hopper, all other calls in fp16 or bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8.
-    For larger d up to 256, only the forward pass uses them. The portable kernels run everything else: small calls, and
-    calls with a softcap, sinks, a bias, dropout, or a window with d above 128.
+    For larger d up to 256, only the forward pass uses them. The portable kernels run everything else: small calls,
+    calls with a softcap, sinks, a bias, dropout, or a window with d above 128, calls in which an address or a stride is
+    not a multiple of 16 bytes, and the backward pass if the scale's magnitude is below 2⁻⁶⁰.
 
     In the Hopper forward kernel, the running maximum may lag behind the exact maximum, so that exponentials can reach
     2⁸ instead of 1. This saves at least 5% of the time, but it makes the results less accurate. In bf16, the error of O

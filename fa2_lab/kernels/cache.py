@@ -4,8 +4,8 @@ Calls with the same key are checked only once, and their kernels are chosen only
 can affect the checks and the choice of kernels: types, dtypes, devices, shapes, strides and options, but neither
 addresses nor values. For each key, PREPARED stores the function that computes the calls, and its launches with all
 arguments except the pointers. Launches that are identical to the compiler share the kernel that Triton compiled for the
-first of them. PREPARED also stores the modules of the Hopper kernels and the counters of their tile schedulers. Apart
-from this table, only relaunch.py stores data per call, namely the last 1,024 addresses of each descriptor.
+first of them. PREPARED also stores the modules of the Hopper kernels and the counters of their tile schedulers.
+relaunch.py also stores data per call, namely the last 1,024 addresses of each descriptor.
 
 Some checks, such as the one on the range of key_lengths, depend on values and must read them before a launch. CHECKED
 records which versions of which tensors have passed these checks, without modifying the tensors.

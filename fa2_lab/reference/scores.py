@@ -24,7 +24,8 @@ class ScoreOptions:
             takes = "a finite number above 0, or None for no cap"
             real_number("softcap", self.softcap, takes, lambda c: 0 < c < np.inf)
         if self.sink is not None:
-            real_number("sink", self.sink, "a finite number, or None for no sink")
+            takes = "a finite number, NaN, or None for no sink"
+            real_number("sink", self.sink, takes, lambda sink: not np.isinf(sink))
 
 
 NO_SCORE_OPTIONS = ScoreOptions()

@@ -73,6 +73,18 @@ def test_window_gives_zeros_or_the_sink_for_fully_masked_rows():
     assert not torch.autograd.grad(attention(q, k, v, window=(4, 2), sinks=none), none, dO)[0].any()
 
 
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_nan_sink_gives_nan_in_its_head_alone(backend):
+    """As with NaN in q, a model that has diverged shows it in its results, with every backend."""
+    q, k, v, dO = tensors(1, 2, 1, 20, 20, 16)
+    sinks = torch.tensor([torch.nan, 0.5], device=DEVICE, requires_grad=True)
+    O, L = attention(q, k, v, sinks=sinks, return_lse=True, backend=backend)
+    dsinks, dQ = torch.autograd.grad(O, (sinks, q), dO)
+    for head, is_nan in enumerate((True, False)):
+        assert all((x[:, head].isnan() == is_nan).all() for x in (O, L, dQ))
+        assert dsinks[head].isnan() == is_nan
+
+
 @pytest.mark.parametrize("bad, lengths", [(torch.nan, None), (torch.inf, None), (torch.nan, [65])])
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 def test_window_kernels_do_not_read_keys_outside(bad, lengths, backend):

@@ -3,16 +3,16 @@
     from fa2_lab.kernels import ladder
     O, L = ladder.load("08").forward(q, k, v, causal=True)
 
-Each file is one rung and can be read by itself, because it imports no other rung. Its first line names the one change
-that the rung makes to the previous rung. `forward` accepts q, k and v of shape (batch, heads, N, d) in fp16 or bf16,
-with the same number of heads in all three. N may differ between q and k. The Triton rungs accept every d that is a
-power of two and at least 16. The Gluon rungs need a Hopper GPU and d = 64 or 128. `fa2-lab ladder 08 --run` runs rung
+Each numbered file is one rung and can be read by itself, because it imports no other rung. Its first line names the one
+change that the rung makes to the previous rung. `forward` accepts q, k and v of shape (batch, heads, N, d) in fp16 or
+bf16, with the same number of heads in all three. N may differ between q and k. The Triton rungs accept every d that is
+a power of two and at least 16. The Gluon rungs need a Hopper GPU and d = 64 or 128. `fa2-lab ladder 08 --run` runs rung
 08 by itself.
 
 The folder also has side rungs, which are not part of the numbered sequence. s00 and s01 are two ways to divide a tile
-among warps. x23 is rung 23 with some exponentials computed by the FMA units. b00, b01 and b02 are three ways to
-accumulate dQ in the backward pass, and their `backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is in
-Gluon.
+among warps. x23 is rung 23 with some exponentials computed by the FMA units, so its file loads rung 23 and replaces its
+softmax. b00, b01 and b02 are three ways to accumulate dQ in the backward pass, and their
+`backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is in Gluon.
 """
 
 import ast
