@@ -74,18 +74,18 @@ class Mask:
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
     def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): the given row sees columns first … last − 1.
+        """Return (begin, end): the given row sees columns begin … end − 1.
 
         `row` is a row index or an array of row indices. `allowed` and `bias`, which may mask further columns, are
-        ignored. Neither first nor last ever decreases from one row to the next. A row with first = last sees nothing.
+        ignored. Neither begin nor end ever decreases from one row to the next. A row with begin = end sees nothing.
         """
         left, right = self.window or (None, None)
         right = 0 if self.causal else right
-        end = N_k if self.key_length is None else self.key_length
+        length = N_k if self.key_length is None else self.key_length
         diagonal = row + N_k - N_q
-        first = 0 * row if left is None else np.minimum(np.maximum(diagonal - left, 0), end)
-        last = end + 0 * row if right is None else np.minimum(np.maximum(diagonal + right + 1, first), end)
-        return first, last
+        begin = 0 * row if left is None else np.minimum(np.maximum(diagonal - left, 0), length)
+        end = length + 0 * row if right is None else np.minimum(np.maximum(diagonal + right + 1, begin), length)
+        return begin, end
 
 
 NO_MASK = Mask()
@@ -128,15 +128,15 @@ class Tiling:
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
     def interval(self, row: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): the given row sees columns first … last − 1, as in Mask.interval()."""
+        """Return (begin, end): the given row sees columns begin … end − 1, as in Mask.interval()."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
         """Return a boolean array with the shape of tile (i, j) that is True for each visible entry."""
         rows, cols = self.rows(i), self.cols(j)
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
-        first, last = self.interval(row)
-        seen = (first[:, None] <= col) & (col < last[:, None])
+        begin, end = self.interval(row)
+        seen = (begin[:, None] <= col) & (col < end[:, None])
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def apply_mask(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
@@ -148,13 +148,13 @@ class Tiling:
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): row block i sees columns only in the column blocks first … last − 1.
+        """Return (begin, end): row block i sees columns only in the column blocks begin … end − 1.
 
         i is an index or an array of indices. `allowed` and `bias`, which may mask further blocks, are ignored.
         """
-        first, _ = self.interval(i * self.B_r)  # the first column that the top row sees
-        _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # where the bottom row's columns end
-        return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
+        begin, _ = self.interval(i * self.B_r)  # the first column that the top row sees
+        _, end = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # where the bottom row's columns end
+        return begin // self.B_c, np.where(begin < end, cdiv(end, self.B_c), begin // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
         """Return whether tile (i, j) is SKIP, DIAGONAL or FULL.

@@ -40,8 +40,8 @@ def tiles_per_row(tiling: Tiling) -> np.ndarray:
     check_tiling(tiling)
     if tiling.mask.allowed is not None:
         return np.array([len(tiling.visited_cols(i)) for i in range(tiling.T_r)])
-    first, last = tiling.blocks(np.arange(tiling.T_r))
-    return last - first
+    begin, end = tiling.blocks(np.arange(tiling.T_r))
+    return end - begin
 
 
 def keys_per_row(tiling: Tiling) -> np.ndarray:
@@ -49,8 +49,8 @@ def keys_per_row(tiling: Tiling) -> np.ndarray:
     if tiling.mask.allowed is not None:
         size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
         return np.array([sum(size[j] for j in tiling.visited_cols(i)) for i in range(tiling.T_r)])
-    first, last = tiling.blocks(np.arange(tiling.T_r))
-    return np.minimum(last * tiling.B_c, tiling.N_k) - first * tiling.B_c
+    begin, end = tiling.blocks(np.arange(tiling.T_r))
+    return np.minimum(end * tiling.B_c, tiling.N_k) - begin * tiling.B_c
 
 
 def rows_per_block(tiling: Tiling) -> np.ndarray:
