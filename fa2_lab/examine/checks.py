@@ -194,8 +194,8 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
         }
         names = [name for name, holds in verdicts.items() if holds][:1]
-        if names in (["empty-mean"], ["empty-unmasked"]):
-            names = ["empty-finite"] if subject.calls_kernels() else names + ["L-empty"] * verdicts["L-empty"]
+        if names in (["empty-mean"], ["empty-unmasked"]) and subject.calls_kernels():
+            names = ["empty-finite"]
         if "dQ" in found:
             spreads = any(np.isnan(x).any() for x in (found["dQ"][~rows], found["dK"], found["dV"]))
             wrong = not answer.fits(variant, GRADIENTS) or np.abs(found["dQ"][rows]).max() > answer.bound("dQ")

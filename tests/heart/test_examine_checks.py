@@ -292,14 +292,16 @@ def test_gradients_that_a_call_keeps_or_spoils_are_findings():
     assert "inputs-changed" in names(examine(spoils, quick=True, library="torch"))
 
 
-def test_a_finite_mask_is_a_remark_unless_l_is_returned():
+def test_a_finite_mask_is_a_remark_even_if_l_is_returned():
+    """As in jax.nn: L of a row without keys is so small that a merge gives the row no weight."""
+
     def masked(q, k, v, causal=False):
         s = hidden(scores(q, k)).nan_to_num(neginf=-1e30) if causal else scores(q, k)
         return s.softmax(-1) @ v, s.logsumexp(-1)
 
-    assert names(examine(masked, quick=True, library="torch")) == ["empty-mean", "L-empty"]
-    report = examine(lambda q, k, v, causal=False: masked(q, k, v, causal)[0], quick=True, library="torch")
-    assert report.is_right and names(report) == ["empty-mean"]
+    for function in (masked, lambda q, k, v, causal=False: masked(q, k, v, causal)[0]):
+        report = examine(function, quick=True, library="torch")
+        assert report.is_right and names(report) == ["empty-mean"]
 
 
 def test_an_option_kept_from_an_earlier_call_is_named():
