@@ -173,8 +173,8 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
     A mean of values as O comes from masks with a large finite number instead of −∞. It is a finding if the function
-    calls kernels, because those of FlashAttention return 0. If the function returns L, its L is a finding. Otherwise,
-    the mean is a remark, because array code often returns it.
+    calls kernels, because those of FlashAttention return 0. Otherwise, it is a remark, because array code often returns
+    it. An L that is not −∞ is a finding if O is 0.
 
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
     not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.

@@ -47,8 +47,8 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     """Draw the speed of each rung relative to that of `peer`.
 
     A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump has the
-    jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s
-    without a mask, TFLOP/s under the causal mask).
+    jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s without a mask,
+    TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
