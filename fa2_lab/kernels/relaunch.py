@@ -57,7 +57,7 @@ class Relaunch:
         self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
         self.meta = [*compiled.metadata.tensordesc_meta] if n_descriptors else []
         self.encoders = [*map(descriptor_encoder, kernel_args[:n_descriptors], self.meta)]
-        # Plain tuples are faster to unpack. None of these arguments is a tensor, so no tensor is kept alive.
+        # Plain tuples unpack faster than named ones. None of these arguments is a tensor, so no tensor is kept alive.
         self.rest = [*map(as_plain_tuples, kernel_args[n_descriptors + n_pointers :])]
         self.launcher = compiled.run.launch
         if n_descriptors:
@@ -71,8 +71,8 @@ class Relaunch:
     def with_arguments(self, grid: Any, descriptors: Any, rest: Any) -> "Relaunch":
         """Return a copy of this launch with a new grid, new `descriptors` and other new arguments (`rest`).
 
-        The new arguments must lead to the same compiled kernel, so both launches must have the same
-        Launch.compile_key().
+        The new arguments must lead to the same compiled kernel, so Launch.compile_key() must be the same for the old
+        and the new launch.
         """
         copied = copy.copy(self)
         copied.base = [*grid, *self.base[3:]]
@@ -188,10 +188,10 @@ def same_argument(mine: Any, theirs: Any) -> bool:
 
 
 def descriptor_encoder(descriptor: Any, meta: Any) -> Any:
-    """Return a function that converts an address to the arguments that take the place of a tensor descriptor.
+    """Return a function that converts an address into the arguments that take the place of a tensor descriptor.
 
-    `meta` is Triton's record of the compiled descriptor, such as its swizzle and block size. The function caches the
-    results for the last 1,024 addresses.
+    `meta` is Triton's record of the compiled descriptor, including its swizzle and block size. The returned function
+    caches the results for the last 1,024 addresses.
     """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
