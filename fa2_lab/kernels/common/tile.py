@@ -3,8 +3,8 @@
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
 and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two, and to at least
 16, as tensor cores require. `n` is the number of rows that exist, `stride` is the row stride in elements, and `length`
-is the number of real keys. Functions with a RAGGED parameter compare row indices with n only if it is true. Callers may
-set it to false if all of the tile's rows are known to exist. Ranges are half-open, as in Python.
+is the number of real keys. Functions with a RAGGED parameter compare row indices with n only if RAGGED is true. Callers
+may set RAGGED to false if all of the tile's rows are known to exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Head(NamedTuple):
 
 
 class DropoutRule(NamedTuple):
-    """Dropout's constants. An entry is dropped if its random 32-bit word is below `threshold`, and otherwise rescaled.
+    """Dropout's constants. An entry of P is dropped if its random 32-bit word is below `threshold`, otherwise rescaled.
 
     `threshold` is p · 2³² for the dropout probability p, and `rescale` is 1 / (1 − p).
     """
@@ -51,9 +51,9 @@ class DropoutKey(NamedTuple):
 
 
 class ColSpan(NamedTuple):
-    """The columns that a row block has to process: first:stop + skip_cols without skip_at:skip_at + skip_cols.
+    """The columns that a row block has to process: first:(stop + skip_cols) without skip_at:(skip_at + skip_cols).
 
-    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols, so
+    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols so
     that the loop with masks skips the FULL tiles between a window's two edges. Without such a gap, skip_cols is 0.
     """
 
@@ -83,7 +83,7 @@ class KeyBounds(NamedTuple):
 def block_coord(t, T, batch_heads, l2_group):
     """Return the t-th block's index within its head, and the index of this head. Each head has T blocks.
 
-    `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group, block 0 of every
+    `l2_group` heads are processed concurrently so that their K and V stay in L2. Within such a group, block 0 of every
     head precedes block 1 of any head.
     """
     section = t // (l2_group * T)
@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(), rewritten to show the compiler when they are multiples of 8."""
+    """Return the strides from launch.all_strides(), rewritten to tell the compiler if all are multiples of 8."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -105,7 +105,7 @@ def aligned_strides(strides):
 def head_ptr(X, strides, batch, head):
     """Return a pointer to row 0 of a head of X.
 
-    The offset is computed in 64 bits, because a tensor may have more than 2³¹ elements.
+    The offset is computed in 64 bits because a tensor may have more than 2³¹ elements.
     """
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
 
@@ -153,7 +153,7 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
         x = tl.load(at, mask=real, other=0.0)
     else:
         x = tl.load(at)
-    if UPCAST:  # otherwise, Triton's interpreter would multiply the bit patterns of bf16
+    if UPCAST:  # otherwise, Triton's interpreter would multiply the bit patterns of bf16 values
         x = x.to(tl.float32)
     return x  # (B, d_pad)
 
@@ -283,7 +283,7 @@ def column_ranges(i, N_q, N_k, length, window, const):
     """
     first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
     skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
-    full = full // const.B_c * const.B_c  # tiles in skip_at:full need no mask, because all rows see these columns
+    full = full // const.B_c * const.B_c  # tiles in skip_at:full need no mask because all rows see these columns
     if window[0] is None:
         return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
     else:
@@ -323,11 +323,12 @@ def row_ranges(col, N_q, N_k, length, window, const):
 
 @triton.jit
 def apply_dropout(x, row, col, dropout):
-    """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
+    """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p) for dropout probability p.
 
     An entry is dropped if a random word is below the rule's threshold. The random word is the first one that Philox
-    returns for the counter (col, row, head, batch), with the seed as its key. Because this word depends only on the
-    entry's position, the backward drops the same entries, regardless of the order of its loops.
+    returns for the counter (col, row, head, batch), with the seed as the key. Because this word depends only on the
+    seed and the entry's position, the backward pass drops the same entries as the forward pass, whatever the order of
+    its loops.
     """
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
@@ -338,7 +339,7 @@ def apply_dropout(x, row, col, dropout):
 def accumulate_dot(acc, a, b):
     """Return acc + a b, where a b is a matmul.
 
-    In fp32, a b is accumulated separately before it is added to acc, because a large accumulator would absorb small
+    In fp32, a b is accumulated separately before it is added to acc because a large accumulator would absorb small
     terms.
     """
     if a.dtype == tl.float32:

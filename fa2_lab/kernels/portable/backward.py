@@ -1,4 +1,4 @@
-"""The portable backward: Algorithm 2 of FlashAttention-2 in two passes, which gives every sum a fixed order.
+"""The portable backward kernels: Algorithm 2 of FlashAttention-2 in two passes, which fix the order of every sum.
 
 In the first pass, each program owns a row block, keeps dQ_i on chip, and computes D_i for the second pass. In the
 second pass, each program owns a column block and keeps dK_j and dV_j on chip. Both passes compute S and dP. Rung b00 of
@@ -76,7 +76,7 @@ class ColumnBlock(NamedTuple):
 
 
 class BackwardScalars(NamedTuple):
-    """The backward's scalar factors and its dropout rule."""
+    """The scalar factors and the dropout rule of the backward pass."""
 
     scale: float  # τ
     scales: Scales
@@ -95,7 +95,7 @@ def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def mask_empty_rows(L_i, row, N_q):
-    """Return L_i with ∞ in rows that see no key or do not exist, so that their P is 0 regardless of the bias."""
+    """Return L_i with ∞ in rows that see no key or do not exist, which makes their P zero regardless of the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
@@ -108,11 +108,11 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     """
     s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
-    # Compute τ S − L with one FMA and both terms in base 2, because rounding τ S first would lose digits of large
+    # Compute τ S − L with one FMA and both terms in base 2 because rounding τ S first would lose digits of large
     # scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
-    else:  # compute b − L first, because it is small unless P is negligible
+    else:  # compute b − L first because it is small unless P is negligible
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
         power = tl.minimum(power, 100.0)  # masked scores must not overflow; visible ones stay far below 100
@@ -156,7 +156,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry. It would be a row for packed sequences, but these do not support dropout.
+        # q_base is the batch entry. For packed sequences, it would be a row, but these calls do not support dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -192,7 +192,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr,
              GROUPED: tl.constexpr):  # fmt: skip
-    """Compute dK_j and dV_j for column block j of a K/V head, summed over the query heads that share the head."""
+    """Compute dK_j and dV_j for column block j of a K/V head, summed over the query heads that share the K/V head."""
     B_c: tl.constexpr = const.B_c
     T_c = block_count(N_k, sequences, B_c)  # FA2.A2.L1
     j, b_kv = block_coord(tl.program_id(0), T_c, batch_heads, l2_group)  # FA2.A2.L5
@@ -224,8 +224,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j is the sum over all query heads in the group, so a single multiplication suffices only if all of them share
-    # one scale τ.
+    # dk_j is the sum over all query heads in the group, so one multiplication suffices only because all heads share the
+    # scale τ.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -258,7 +258,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i for row block i of a query head. As in the forward, each program owns one row block."""
+    """Compute D_i and dQ_i for row block i of a query head. As in the forward pass, each program owns one row block."""
     B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)
@@ -304,7 +304,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return a function of (dO, dL, O, L, tensors) that runs the portable backward for calls like this one."""
+    """Return a function of (dO, dL, O, L, tensors) that runs the portable backward kernels for calls like this one."""
     dq_launch = prepare_dq(dO, O, tensors, options)
     dkdv_launch = prepare_dkdv(dO, tensors, options)
 
@@ -323,7 +323,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
     """Return the gradient of each sink: the sum of dS = −P D over all rows, with P = exp(sink − L).
 
-    For a score, the gradient is dS = P (dP − D). For a sink, dP is 0, because a sink has no value.
+    For a score, the gradient is dS = P (dP − D). For a sink, dP is 0 because a sink has no value.
     """
     p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # avoids −∞ − (−∞) if a row's L and its sink are both −∞
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
@@ -358,7 +358,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments, other than sizes, shared by both passes: the window, the scalars and the bias."""
+    """Return the keyword arguments that both passes share, except sizes: the window, the scalars and the bias."""
     scales = make_scales(options.scale, options.softcap)
     scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)
