@@ -66,7 +66,7 @@ SAYS = {  # {rung: headline that names the change from the previous rung}
     17: "Rung 17 needs half as many copies, because two consumers share each tile",
     18: "Rung 18 has tiles of 128 keys, which take {now} instructions instead of twice {then}",
     19: "Rung 19 computes the first tile before the loop and saves {fewer} instructions per tile",
-    20: "Rung 20 starts S early, so one consumer runs matmuls during the other's softmax",
+    20: "In the model of rung 20, one consumer runs matmuls during the other's softmax",
     21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
