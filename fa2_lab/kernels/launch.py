@@ -20,7 +20,7 @@ triton_versions.check_and_patch()
 MiB = 2**20
 
 # Kernels are not specialized on these sizes, so Triton compiles one kernel for all of their values. N_q is not in the
-# list because kernels need fewer registers if the compiler knows that N_q is a multiple of 16. For example, without
+# list, because kernels need fewer registers if the compiler knows that N_q is a multiple of 16. For example, without
 # specialization on N_q, the causal forward kernel at d = 128 would spill 8 bytes per thread on Hopper. The price is
 # that Triton compiles up to three kernels: for N_q = 1, for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]

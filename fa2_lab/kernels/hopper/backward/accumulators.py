@@ -55,7 +55,7 @@ def add_lines(x, accum, at, buffer):
 def to_fragment_order(x):
     """Reshape x from (64, W) to (2 · W, 32) in the element order of a consumer's registers, so that no data moves."""
     W: gl.constexpr = x.shape[1]
-    # A row is (warp, upper or lower 8 rows, lane), and a column is (group of 8 columns, lane, element).
+    # A row's index is (warp, upper or lower 8 rows, lane), and a column's is (group of 8 columns, lane, element).
     x = x.reshape([4, 2, 8, W // 8, 4, 2])
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
 
@@ -161,8 +161,8 @@ def write_tile(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: t
     if cu_seqlens is not None:
         i, begin, N, _, _ = packed_block(i, cu_seqlens, N, cu_seqlens, N, sequences, B)
     x = to_row_major(tl.load(accum + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
-    row, col = i * B, c * W  # a block of 64 rows is divided by columns between the two consumers
-    if B > 64:  # a block of 128 rows is divided by rows instead
+    row, col = i * B, c * W  # the two consumers split a block of 64 rows by column
+    if B > 64:  # they split a block of 128 rows by row instead
         row, col = i * B + c * 64, 0
     batch = bh // H if cu_seqlens is None else begin
     store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

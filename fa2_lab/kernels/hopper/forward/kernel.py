@@ -1,4 +1,4 @@
-"""The FlashAttention-2 forward (Algorithm 1) for Hopper, with concurrent copies, matmuls and exponentials.
+"""The FlashAttention-2 forward pass (Algorithm 1) for Hopper, with concurrent copies, matmuls and exponentials.
 
 The kernel is persistent. A program stays on its SM and fetches one row block after another from the tile scheduler, so
 that a row block's epilogue overlaps with the copies for the next one. Each consumer warpgroup owns 64 rows. It starts
@@ -50,7 +50,7 @@ class ForwardSharedStorage:
     q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage that Q shares with O
     k: TmaPipeline
     v: TmaPipeline
-    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before its copy to HBM
+    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before it is copied to HBM
     ping_pong: PingPong
     mailbox: Mailbox
     config: gl.constexpr
@@ -67,8 +67,8 @@ def producer(Q, K, V, smem, scheduler, geometry):
     releases a tile of V together with the next tile of K. Therefore, if K's stage is empty, V's stage is empty as well.
     """
     CONSUMERS: gl.constexpr = smem.config.consumers
-    n = 0  # number of tiles loaded so far, for K and for V
-    r = 0  # row blocks so far
+    n = 0  # number of tiles of K (and of V) loaded so far
+    r = 0  # number of row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.block_coord(t)
@@ -136,7 +136,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
         n += all_end - all_begin
         r += 1
         row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit
@@ -322,9 +322,9 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
-    # K and V have the same number of stages, because releasing a tile of K also frees a stage of V. With key_lengths,
-    # both have at least two stages, because a consumer waits for V's first tile before it releases K's, while the
-    # producer fills K's second stage before V's first.
+    # K and V have the same number of stages because releasing a tile of K also frees a stage of V. With key_lengths,
+    # both rings need at least two stages: a consumer waits for V's first tile before it releases K's first tile, while
+    # the producer fills K's second stage before V's first stage.
     k = new_pipeline(K, CONFIG.stages, CONSUMERS)
     v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # released together with K's tiles
     ping_pong = new_ping_pong(CONSUMERS, CONFIG.ping_pong)
