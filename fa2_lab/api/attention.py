@@ -58,7 +58,7 @@ def attention(
                  limited to 10³⁸ times the softcap or, without a softcap, to 10³⁸ times the scale. The limit never
                  exceeds 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. An invalid sink
                  raises an error if its value can be read without waiting for a GPU. Otherwise, the results are NaN. A
-                 sink of NaN is not an error, just as NaN in q, k or v is not, but its head's rows of O and L are NaN.
+                 sink of NaN is not an error, just as a NaN in q, k or v is not, but it makes O and L NaN in its head.
     bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
                  and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
                  the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is therefore

@@ -66,7 +66,7 @@ def given_options(
 
 
 def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
-    """Return this call's key and the prepared call stored under it, which is None if there is none.
+    """Return (key, call): this call's key, and the prepared call stored under it, or None if there is none.
 
     `given` is the result of given_options(). The key contains everything that the checks and the choice of kernels
     depend on. Both results are None while torch traces the call (see is_traced() in checks.py). They are also None if

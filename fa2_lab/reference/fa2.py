@@ -1,7 +1,7 @@
 """FlashAttention-2 (FA2), with independent query blocks in the outer loop and a single division per row.
 
-L is the only row statistic saved for the backward. Tiles without a visible entry are skipped, and only tiles that the
-mask cuts are masked. The softmax step is written as in fa1.py, so the two files differ only where the two papers do.
+L is the only row statistic saved for the backward pass. Tiles without a visible entry are skipped, and only tiles cut
+by the mask are masked. The softmax step is written as in fa1.py, so the two files differ only where the two papers do.
 """
 
 import numpy as np

@@ -38,7 +38,7 @@ def transform_scores(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
 
 
 def transform_scores_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the gradient of the input of transform_scores(), given its output s and the gradient ds of s.
+    """Return the gradient of the input of transform_scores(), given its output s and the gradient ds of that output.
 
     Pass s before it is masked, because the slope of the cap, 1 − (s/c)², would be wrong for a masked score of −∞.
     """
