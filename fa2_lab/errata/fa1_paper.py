@@ -53,7 +53,7 @@ M_ON_CHIP, HEAD = 24_576, 128  # 96 KiB of fp32
 def needed_on_chip(B: int, backward: bool) -> int:
     """Return the number of elements that a step with B × B tiles keeps on chip: q, o, k, v, s, l and m.
 
-    A step of the backward also keeps do, dq, dk, dv and dp.
+    A step of the backward pass also keeps do, dq, dk, dv and dp.
     """
     blocks, tiles = (8, 2) if backward else (4, 1)
     return blocks * B * HEAD + tiles * B * B + 2 * B
