@@ -1,4 +1,4 @@
-"""The choice of the kernels that compute a call.
+"""Choose the kernels that compute a call.
 
 The decode kernels compute the forward pass of calls with few queries, the Hopper kernels compute large calls on Hopper,
 and the portable kernels compute everything else.
@@ -40,7 +40,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one.
 
-    If a tensor's rows are not contiguous, this function first copies the tensor. Otherwise, it is the function that
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the one that
     prepare_contiguous_forward() returns.
     """
     if not any(map(needs_copy, tensors)):
@@ -88,7 +88,7 @@ def prepare_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one.
 
-    If a tensor's rows are not contiguous, this function first copies the tensor. Otherwise, it is the function that
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the one that
     prepare_contiguous_backward() returns. If `deterministic` is set, the gradients are bitwise identical in every run.
     """
     stats_contiguous = all(x is None or x.is_contiguous() for x in (dL, L))
@@ -108,8 +108,8 @@ def prepare_contiguous_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one, using the fastest kernels for them.
 
-    If the Hopper kernels support these calls and are faster than the portable kernels, the function uses the Hopper
-    kernels. Otherwise, it uses the portable kernels.
+    The returned function uses the Hopper kernels if they support these calls and are faster than the portable kernels,
+    and the portable kernels otherwise.
     """
     launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None

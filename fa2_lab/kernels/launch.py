@@ -25,7 +25,7 @@ MiB = 2**20
 # that Triton compiles up to three kernels: for N_q = 1, for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
-# With programmatic dependent launch, a kernel can start before the previous kernel ends, and wait for its end later.
+# With programmatic dependent launch, a kernel can start before the previous kernel ends, and wait for it later.
 USE_PDL = dict(launch_pdl=True)
 
 # Fuse multiplications and additions into FMAs. From Triton 3.10 on, the compiler does so only on request.

@@ -2,8 +2,8 @@
 
 At every launch, Triton's own Python code examines all arguments, queries the driver about every pointer, and encodes
 every tensor descriptor. With four descriptors, this takes 14 µs. This module records once which arguments Triton passes
-to the driver, and replaces only the addresses in later launches. If this is impossible, Triton's own call is used,
-which gives the same results but is slower.
+to the driver, and replaces only the addresses in later launches. If a launch cannot be recorded in this way, Triton's
+own call is used, which gives the same results but is slower.
 
 The module relies on internals shared by Triton 3.6 to 3.9 (listed in triton_versions.py). A compiled kernel's `run` is
 a callable object. It receives the grid, the stream, the function, packed metadata, launch metadata, two hooks and the
@@ -147,7 +147,7 @@ def specialization(x: Any, constant: bool, specialized: bool) -> Any:
 
 
 def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
-    """Return the arguments that Triton would pass to its `launch`, as recorded by a copy of `run`.
+    """Return the arguments that the kernel's `run` would pass to its `launch`, as recorded by a copy of `run`.
 
     The recording uses an empty grid, so no program runs even if a later Triton version calls its driver differently.
     """

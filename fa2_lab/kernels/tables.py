@@ -1,12 +1,12 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and head dimension.
 
 There are three kernels: "forward" for the forward pass, and "dkdv" (dK and dV) and "dq" (dQ) for the backward pass. The
-entries for Hopper were measured on an H200. The other entries were chosen by compiling the kernels. Without a bias, all
-kernels fit in the chip's shared memory and, with three exceptions, spill no registers, as tests/heart/test_compile.py
-checks. If several entries for compute capability 8.x at d = 64 or 128 passed this check, they were compared by running
-the A100's code on an H200. The kernels that spill are the backward kernels for Hopper at d_pad = 256, the kernels for
-fp32 at d_pad = 256 and, outside its loops, the forward kernel for Hopper at d_pad = 64 without a mask. `fa2-lab tune`
-measures other entries on your GPU and prints the faster ones in the format of these tables.
+entries for Hopper were measured on an H200. The other entries were chosen by compiling the kernels.
+tests/heart/test_compile.py checks that, without a bias, the kernels fit in the chip's shared memory and spill no
+registers. If several entries for compute capability 8.x at d = 64 or 128 passed this check, they were compared by
+running the A100's code on an H200. The only kernels that spill are the backward kernels for Hopper at d_pad = 256, the
+kernels for fp32 at d_pad = 256 and, outside its loops, the forward kernel for Hopper at d_pad = 64 without a mask.
+`fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these tables.
 """
 
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def power_of_2(n: int) -> int:
 
 
 def needs_upcast(Q: torch.Tensor) -> bool:
-    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as in Triton's interpreter for bf16."""
+    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 is in Triton's interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.is_enabled()
 
 

@@ -1,6 +1,6 @@
 """The softmax step (line 9 of FA2's Algorithm 1).
 
-The step computes probabilities from a tile of scores, and updates m and ℓ.
+The step computes probabilities from a tile of scores, and updates the row maxima m and the row sums ℓ.
 """
 
 import math

@@ -32,9 +32,9 @@ class Head(NamedTuple):
 
 
 class DropoutRule(NamedTuple):
-    """Dropout's constants. An entry of P is dropped if its random 32-bit word is below `threshold`, otherwise rescaled.
+    """The constants of dropout, which drops entries of P whose random word is below `threshold` and rescales the rest.
 
-    `threshold` is p · 2³² for the dropout probability p, and `rescale` is 1 / (1 − p).
+    With 32-bit words and a dropout probability of p, `threshold` is p · 2³², and `rescale` is 1 / (1 − p).
     """
 
     threshold: int
@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(), rewritten to tell the compiler if all are multiples of 8."""
+    """Return the strides from launch.all_strides(), rewritten to tell the compiler if they are all multiples of 8."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -325,10 +325,9 @@ def row_ranges(col, N_q, N_k, length, window, const):
 def apply_dropout(x, row, col, dropout):
     """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p) for dropout probability p.
 
-    An entry is dropped if a random word is below the rule's threshold. The random word is the first one that Philox
-    returns for the counter (col, row, head, batch), with the seed as the key. Because this word depends only on the
-    seed and the entry's position, the backward pass drops the same entries as the forward pass, whatever the order of
-    its loops.
+    An entry is dropped if its random word is below the rule's threshold. This word is the first one that Philox returns
+    for the counter (col, row, head, batch), with the seed as the key. Because it depends only on the seed and the
+    entry's position, the backward pass drops the same entries as the forward pass, whatever the order of its loops.
     """
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)

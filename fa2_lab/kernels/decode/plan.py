@@ -1,4 +1,4 @@
-"""Prepare the launches of the decode kernels: choose the tiles, the number of programs, and split-KV or stream-K."""
+"""Prepare the launches of the decode kernels: choose tile sizes, the number of programs, and split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class DecodeConfig(NamedTuple):
     warps: int
     stages: int
     programs_per_SM: int  # number of programs that run concurrently on an SM
-    registers: int = 255  # maximum number per thread; only NVIDIA's compiler accepts this limit
+    registers: int = 255  # maximum number of registers per thread; only NVIDIA's compiler accepts this limit
 
 
 # {case: {d_pad: DecodeConfig}}. decode_config() selects the first matching case that contains d_pad. The entries for
@@ -208,7 +208,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
 
 def chip_table() -> dict:
-    """Return the table of decode configurations for the GPU of the current driver."""
+    """Return the table of decode configurations for the current GPU."""
     portable_table = tables.chip_tables()
     pairs = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for portable, table in pairs if portable is portable_table), FOR_AMPERE)

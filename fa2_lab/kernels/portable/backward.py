@@ -103,8 +103,8 @@ def mask_empty_rows(L_i, row, N_q):
 def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     """Recompute a tile's P from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
 
-    The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other
-    arguments have the tile's shape or broadcast to it.
+    The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. L_i, b_ij and
+    `visible` have the tile's shape or broadcast to it.
     """
     s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
@@ -115,9 +115,9 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     else:  # compute b − L first because it is small unless P is negligible
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
-        power = tl.minimum(power, 100.0)  # masked scores must not overflow; visible ones stay far below 100
+        power = tl.minimum(power, 100.0)  # keeps masked entries from overflowing; visible ones stay far below 100
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # masked scores include those of rows that see no key and have L = −∞
+    if MASKED:  # masked entries include all rows that see no key and have L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij, s_ij
 

@@ -44,7 +44,7 @@ def add_tile(x, accum, at, buffer):
 
 @gluon.jit
 def add_lines(x, accum, at, buffer):
-    """Store x, a (128, 32) tile, in the shared-memory `buffer`, and add it to `accum` with TMA at line `at`."""
+    """Store x, 64 or 128 lines, in the shared-memory `buffer`, and add it to `accum` with TMA at line `at`."""
     tma.store_wait(0)  # wait until TMA has read the buffer's previous contents
     buffer.store(x)
     fence_async_shared()
@@ -82,7 +82,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all accumulators, and write the initial accumulators of two matmuls: −L/scale for S and −D for dP.
 
-    For a row that sees no key or is past the end, S starts at −∞, which makes P zero. cu_seqlens_k is passed only if dQ
+    For a row that sees no key or does not exist, S starts at −∞, which makes P zero. cu_seqlens_k is passed only if dQ
     is accumulated in a fixed order. In that case, if the starts of packed sequences decrease, which is invalid, the
     accumulators and the counters of semaphore.py are set to NaN instead of 0. Read as an integer, the bits of NaN
     exceed every position for which a writer waits, so no writer hangs. `tiles` is the number of (64, d_pad) tiles in

@@ -1,7 +1,7 @@
 """Select the configuration of a Hopper backward launch, and determine for which calls other kernels are faster.
 
 The configurations and costs were fitted to run times on an H200 with Triton 3.9. The measurements cover the paper's
-grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. For each of them, several numbers of parts
+grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. For each problem, several numbers of parts
 per column block were timed. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
 """
 

@@ -259,7 +259,7 @@ def exchange_ds(c: gl.constexpr, n, ds, smem):
 
 @gluon.jit
 def wait_for_dk(n, dk, ds, smem, others: gl.constexpr):
-    """Wait for dK's matmul and release Q and dO. The `others` matmuls started after it may still be running."""
+    """Wait for dK's matmul and release Q and dO. Up to `others` matmuls that started later may still be running."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     smem.row_blocks.release(n)
     return dk

@@ -6,11 +6,11 @@ the order (its turn), adds the partial dQ with TMA, and increments the counter o
 row block, the last column block that processes it adds first, and the other column blocks follow from right to left.
 
 No writer waits forever. A writer waits only for column blocks that the tile scheduler handed out earlier, and each of
-those, including a program's first, was fetched by a program that is already running. This guarantee requires that the
-starts of packed sequences never decrease. If they decrease, some of the column blocks for which writers wait are never
-fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so that no writer waits at
-all. Under the causal mask, waits are short because the first rows that a column block processes see no column block
-further right.
+these column blocks, including a program's first one, was fetched by a program that is already running. This guarantee
+requires that the starts of packed sequences never decrease. If they decrease, some of the column blocks for which
+writers wait are never fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so
+that no writer waits at all. Under the causal mask, waits are short because the first rows that a column block processes
+see no column block further right.
 """
 
 import triton
@@ -53,7 +53,7 @@ class Semaphore:
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, buffer):
-        """Consumer c: store its partial result dq in the shared-memory buffer, from which its writer warp adds it.
+        """Consumer c: store its partial result dq in the shared-memory buffer, from which its writer adds dq to HBM.
 
         Call wait_for_room() first.
         """

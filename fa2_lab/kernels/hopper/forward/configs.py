@@ -96,7 +96,7 @@ class ForwardConfig:
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
-# The default configurations by d_pad. One consumer is slower than two, but needs fewer rows to keep an SM busy.
+# The default configurations by d_pad. One consumer is slower than several, but needs fewer rows to keep an SM busy.
 DEFAULT = {
     64: ForwardConfig(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardConfig(128, consumers=2, stages=2),

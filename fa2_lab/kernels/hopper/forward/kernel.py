@@ -224,8 +224,8 @@ def hide_row_sum(row):
     """Return `row` unchanged, but prevent the compiler from recognizing that `row` is a sum.
 
     Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the results in registers. With
-    Triton 3.7 at d = 64, this requires two registers more than are available. Other versions have enough registers, so
-    they skip this function, which would cost up to 1% of the speed.
+    Triton 3.7 at d = 64, this requires two registers more than are available. With other versions, there are enough
+    registers, so this function, which costs up to 1% of the speed, is not used.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 

@@ -94,8 +94,8 @@ def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether TMA can address a tensor of 16-bit elements with this shape and these strides.
 
-    The tensor must not be empty, and its rows must be contiguous. Every other stride must be 0 or a multiple of 16
-    bytes, unless it belongs to a dimension of size 1.
+    The tensor must not be empty, and its rows must be contiguous. All other strides must be 0 or multiples of 16 bytes,
+    except those of dimensions of size 1.
     """
     steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

@@ -143,7 +143,7 @@ class Geometry:
         6. the geometry of the sequence
 
         `block` is the column block's index within its head, and T_r is the number of row blocks per head. A sequence
-        without rows still counts as one row block, so that its dK and dV become zeros. For a column block that does not
+        without rows still counts as one row block so that its dK and dV become zeros. For a column block that does not
         exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:

@@ -149,8 +149,8 @@ def stacked(n, block):
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
     """Zero the rows of a tile at or beyond `real` or, if BEFORE is set, the rows before `real`.
 
-    p is 0 for these rows, but the product of 0 and an unused key or value may be NaN. All consumers write the same
-    bits, so they may write concurrently.
+    P is 0 for the keys in these rows, but the product of 0 and an unused key or value may be NaN. All consumers write
+    the same bits, so they may write concurrently.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
