@@ -144,7 +144,7 @@ def bias_suffix(options: Options) -> str:
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
     """Return whether the Hopper kernels support a call with these options and optional tensors.
 
-    They do not support dropout, a bias, a softcap or sinks. If the option `exclude_hopper` is set, return False.
+    The Hopper kernels do not support dropout, a bias, a softcap or sinks. If `exclude_hopper` is set, return False.
     """
     return not (options.needs_portable or options.exclude_hopper) and options.softcap is tensors.sinks is None
 

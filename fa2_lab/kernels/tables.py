@@ -4,8 +4,8 @@ There are three kernels: "forward" for the forward pass, and "dkdv" (dK and dV) 
 entries for Hopper were measured on an H200. The other entries were chosen by compiling the kernels.
 tests/heart/test_compile.py checks that, without a bias, the kernels fit in the chip's shared memory and spill no
 registers. If several entries for compute capability 8.x at d = 64 or 128 passed this check, they were compared by
-running the A100's code on an H200. The only kernels that spill are the backward kernels for Hopper at d_pad = 256, the
-kernels for fp32 at d_pad = 256 and, outside its loops, the forward kernel for Hopper at d_pad = 64 without a mask.
+running the A100's code on an H200. The only kernels that may spill are the backward kernels for Hopper at d_pad = 256,
+the kernels for fp32 at d_pad = 256 and, outside its loops, the forward kernel for Hopper at d_pad = 64 without a mask.
 `fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these tables.
 """
 

@@ -36,8 +36,8 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice.
 
     This is the case if each K/V head has few query rows, or if it has up to 64 query rows and the cache is long. If
-    num_splits is given, however, the choice must not depend on the number of keys, because N_k is the length of the
-    longest sequence in the batch, and a sequence's result must not depend on other sequences.
+    num_splits is given, however, the choice must not depend on the number of keys. N_k is the length of the longest
+    sequence in the batch, and a sequence's result must not depend on other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few_rows = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))

@@ -136,10 +136,10 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
     concurrent programs read the same rows and dQ's accumulators stay in L2. With a mask, column blocks take different
-    amounts of time, so several heads are needed to balance the load. They must fill most SMs, and their number must not
-    fall below a minimum. The minimum is four if more than two query heads share a K/V head. Otherwise, it is the number
-    of heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB of L2.
-    even_l2_group() may return up to twice the minimum. With even more heads, calls become 10% and eventually 40%
+    amounts of time, so several heads are needed to balance the load. These heads must fill most SMs, and their number
+    must not fall below a minimum. The minimum is four if more than two query heads share a K/V head. Otherwise, it is
+    the number of heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB
+    of L2. even_l2_group() may return up to twice the minimum. With even more heads, calls become 10% and eventually 40%
     slower.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_per_head))

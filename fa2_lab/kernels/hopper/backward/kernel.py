@@ -1,9 +1,9 @@
 """The FlashAttention-2 backward kernel (Algorithm 2) for Hopper, which makes one pass over the column blocks.
 
 Each of the two consumer warpgroups owns 64 columns of the block and keeps their dK and dV in registers. All tiles are
-transposed, so that P and dS can be used as left operands directly from registers. dS is also stored in shared memory,
-because dQ needs the dS of both consumers. The matmul for a row block's dQ overlaps with the exponentials of the next
-row block, and TMA then adds the result to dQ in HBM.
+transposed so that P and dS can be used as left operands directly from registers. Since dQ needs the dS of both
+consumers, dS is also stored in shared memory. The matmul for a row block's dQ overlaps with the exponentials of the
+next row block, and TMA then adds the result to dQ in HBM.
 
 The functions that start the matmuls are in products.py. This file determines the order in which the matmuls start and
 where their results are awaited. Some matmuls can start earlier or later, and configs.py lists the fastest order for

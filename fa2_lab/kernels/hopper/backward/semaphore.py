@@ -40,9 +40,9 @@ PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 class Semaphore:
     """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
 
-    Each writer waits until its counter reaches its turn. Counters start at 0. If the starts of packed sequences
-    decrease, which is invalid, the counters start past the last turn instead, so that no writer waits forever. If USED
-    is false, there are no counters, and no writer waits.
+    Each writer waits until the counter of the tile to which it adds reaches its turn. Counters start at 0. If the
+    starts of packed sequences decrease, which is invalid, the counters start past the last turn instead, so that no
+    writer waits forever. If USED is false, there are no counters, and no writer waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer to the counters, or None

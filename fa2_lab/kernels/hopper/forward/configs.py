@@ -38,7 +38,7 @@ class UnmaskedTime(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """Calls for which the portable kernel is faster. They exceed `over_row_blocks_per_SM`, but no other limit."""
+    """Calls for which the portable kernel is faster. Each exceeds `over_row_blocks_per_SM`, but no other limit."""
 
     max_N_q: float
     max_N_k: float
@@ -235,7 +235,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     """Return the number of K/V heads to process concurrently so that their K and V stay in L2.
 
-    Without a mask, heads are processed one at a time so that concurrent programs read the same K and V. With a causal
+    Without a mask, heads are processed one at a time, and concurrent programs read the same K and V. With a causal
     mask, row blocks take different amounts of time, and processing several heads concurrently balances the load. In
     this case, return the number of heads whose K and V fit in 11 MiB of L2, or in 21 MiB if one head's K and V take 1
     MiB or more. even_l2_group() may return up to twice this number.

@@ -197,7 +197,7 @@ def rounded(p, dtype: gl.constexpr):
     """Round p to half precision, converting two elements per instruction.
 
     The instruction is written in inline PTX because Triton 3.9's compiler would otherwise pack some pairs in the wrong
-    order and then swap their halves, which costs 64 to 128 instructions in a kernel without a mask.
+    order and then swap their halves. The swaps would cost 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,

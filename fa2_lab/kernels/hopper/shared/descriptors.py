@@ -4,8 +4,8 @@ Past a tensor's last row, TMA reads zeros and writes nothing. The kernels need t
 each packed sequence, so the coordinates are chosen such that this row is always the last one in the descriptor's shape.
 If a sequence has N rows that end before row `end` of the tensor, row i of the sequence has the coordinates (FAR_ROW,
 end − 1, FAR_ROW + 1 − N + i). With a row stride of s elements, the strides 2^34 − s, s and s map these coordinates to
-row end − N + i of the tensor, because FAR_ROW · 2^34 elements are a multiple of the 2^64 bytes at which addresses wrap
-around. triton.tools.ragged_tma uses the same method.
+row end − N + i of the tensor. This works because FAR_ROW · 2^34 elements are a multiple of the 2^64 bytes at which
+addresses wrap around. triton.tools.ragged_tma uses the same method.
 """
 
 from collections.abc import Sequence
