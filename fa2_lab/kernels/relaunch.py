@@ -130,8 +130,7 @@ def trailing_parameters(kernel: Any, count: int) -> list[tuple[str, bool, bool]]
 def specialization(x: Any, constant: bool, specialized: bool) -> Any:
     """Return the properties of the argument x that affect the compiled kernel.
 
-    A constant is represented by its type and value. `specialized` is True if the kernel is specialized on the value of
-    x.
+    A constant is represented by its type and value. `specialized` is True if the kernel is specialized on x.
     """
     kind: Any = type(x)
     if kind is constexpr:

@@ -338,8 +338,7 @@ def apply_dropout(x, row, col, dropout):
 def accumulate_dot(acc, a, b):
     """Return acc + a b, where a b is a matmul.
 
-    In fp32, a b is accumulated separately before it is added to acc because a large accumulator would absorb small
-    terms.
+    In fp32, a b is accumulated separately before it is added to acc because a large acc would absorb small terms.
     """
     if a.dtype == tl.float32:
         # With a plain 0 instead of 0.0 * acc, the compiler would accumulate a b directly in acc.
