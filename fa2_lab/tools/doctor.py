@@ -45,9 +45,9 @@ def main(argv: list[str]) -> int:
         prog="fa2-lab doctor", description="Print what this machine has, what runs on it, and what is wrong."
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for reports and scripts")
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     environment = inspect_environment()
-    if options.json:
+    if arguments.json:
         print(json.dumps(dict(fa2_lab=fa2_lab.__version__) | asdict(environment) | dict(advice=advice(environment))))
     else:
         print(screen(environment))

@@ -186,11 +186,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="the names of the pictures to draw (default: all)")
     parser.add_argument("--folder", type=Path, help="the folder to write to (default: figures/ of the checkout)")
-    options = parser.parse_args(argv)
-    folder = options.folder or files.checkout("figures without --folder") / "figures"
-    wanted = chosen(options.names)
+    arguments = parser.parse_args(argv)
+    folder = arguments.folder or files.checkout("figures without --folder") / "figures"
+    wanted = chosen(arguments.names)
     files.check_writable(folder / PHONE, "figures")
-    build(folder, options.names)
-    posters = len(SHEETS) if "poster" in (options.names or ["poster"]) else 0
+    build(folder, arguments.names)
+    posters = len(SHEETS) if "poster" in (arguments.names or ["poster"]) else 0
     print(f"{len(wanted) + posters} figures in {folder}")
     return 0

@@ -22,11 +22,11 @@ def main(argv: list[str]) -> int:
         "rungs", nargs="*", help="one rung (08) or two (07 08); if none is given, print the whole table"
     )
     parser.add_argument("--run", action="store_true", help="check one rung, and print what it compiles to and its time")
-    given = parser.parse_args(argv)
-    if len(given.rungs) > 2 or (given.run and len(given.rungs) != 1):
-        raise ValueError(f"rungs: got {len(given.rungs)}; it takes none, one or two, and one with --run")
-    names = [ladder.find(rung) for rung in given.rungs]
-    if given.run:
+    arguments = parser.parse_args(argv)
+    if len(arguments.rungs) > 2 or (arguments.run and len(arguments.rungs) != 1):
+        raise ValueError(f"rungs: got {len(arguments.rungs)}; it takes none, one or two, and one with --run")
+    names = [ladder.find(rung) for rung in arguments.rungs]
+    if arguments.run:
         from fa2_lab.tools import rung_check  # imported late, because it loads torch, which the tables do not need
 
         rung_check.alone(names[0])

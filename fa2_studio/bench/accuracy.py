@@ -54,7 +54,7 @@ INPUTS: dict[str, Callable[[Problem, torch.Generator], tuple[torch.Tensor, ...]]
 # Errors -------------------------------------------------------------------------------------------------------
 
 
-def grid() -> list[Problem]:
+def problems() -> list[Problem]:
     """Return problems with eight heads of 2,048 rows: d = 64 or 128, causal or not, in bf16 or fp16."""
     return [
         Problem(1, 8, 8, 2048, 2048, d, causal, dtype)
@@ -66,7 +66,7 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan one row for each combination of problem, kind of input and result (O, dQ, dK or dV)."""
-    jobs = [partial(measure_errors, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
+    jobs = [partial(measure_errors, problem, part, kind) for problem in problems() for kind in INPUTS for part in PARTS]
     return Plan(Record("accuracy", environment(), PROTOCOL), jobs)
 
 
@@ -80,7 +80,7 @@ def measure_errors(problem: Problem, part: str, kind: str) -> Measurement:
 
 @cache
 def errors_of_implementations(
-    problem: Problem, kind: str, names: Sequence[str] = implementations.names("grid")
+    problem: Problem, kind: str, names: Sequence[str] = implementations.names("dense")
 ) -> tuple[dict, dict]:
     """Return {implementation: {result: error}}, and {implementation: reason} for those that could not be measured."""
     draw = torch.Generator(default_device()).manual_seed(0)

@@ -38,7 +38,7 @@ PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data t
 )
 
 
-def grid() -> list[Problem]:
+def problems() -> list[Problem]:
     """Return problems with one query, 32 query heads (mostly with 8 K/V heads), and caches of 34 MB to 2 GB."""
     shapes = [(1, 8192), (1, 32768), (1, 65536), (8, 16384), (32, 2048), (32, 8192)]
     few = [Problem(batch, 32, 8, 1, N, 128, causal=False) for batch, N in shapes]
@@ -47,19 +47,23 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan all rows. The ceilings and both curves are measured immediately."""
-    jobs = [partial(compare_implementations, problem) for problem in grid()]
-    jobs += [partial(compare_implementations, problem, "graph") for problem in grid()]
-    jobs += [partial(time_on_host, problem) for problem in grid()[:1]]
+    jobs = [partial(compare_implementations, problem) for problem in problems()]
+    jobs += [partial(compare_implementations, problem, "graph") for problem in problems()]
+    jobs += [partial(time_on_host, problem) for problem in problems()[:1]]
     jobs += [
-        partial(compare_page_sizes, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)
+        partial(compare_page_sizes, problem) for problem in problems() if problem.batch * problem.N_k in (65536, 262144)
     ][:2]
-    jobs += [partial(compare_lengths, problem) for problem in grid()[5:6]]
+    jobs += [partial(compare_lengths, problem) for problem in problems()[5:6]]
     shapes = product((4096, 16384, 65536), (1, 4, 16, 64))
     jobs += [partial(compare_splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
     copy = {"copy TB/s": measure_ceilings()["copy TB/s"]}
     return Plan(
         Record(
-            "decode", environment(), PROTOCOL, copy, curves=curve_by_programs(grid()[2]) | curve_by_stages(grid()[2])
+            "decode",
+            environment(),
+            PROTOCOL,
+            copy,
+            curves=curve_by_programs(problems()[2]) | curve_by_stages(problems()[2]),
         ),
         jobs,
     )

@@ -17,8 +17,8 @@ SAME_BITS = " deterministic"  # suffix for the name of an implementation that mu
 class Implementation:
     """An implementation: how to prepare each kind of call, and the suites of dense problems that include it.
 
-    A field is None if the implementation does not support that kind of call. "grid" stands for every suite over a grid
-    of problems, and "sustained" stands for the same suites without pauses.
+    A field is None if the implementation does not support that kind of call. "dense" stands for every suite of dense
+    problems, and "sustained" stands for the same suites without pauses.
     """
 
     dense: Prepare | None = None
@@ -38,25 +38,25 @@ def dao(module: str, distribution: str, suites: str, **kinds) -> Implementation:
     )
 
 
-EVERYWHERE = "grid sustained sweep decode ladder train"
+EVERYWHERE = "dense sustained sweep decode ladder train"
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "fa2_lab": Implementation(
         dense.ours, EVERYWHERE + " masks bias deterministic smoke", packed=packed.ours, compiles=True
     ),
     "fa2_lab portable": Implementation(
-        partial(dense.ours, backend="portable"), "grid masks bias train ampere", compiles=True
+        partial(dense.ours, backend="portable"), "dense masks bias train ampere", compiles=True
     ),
     "fa2_lab padded": Implementation(packed=packed.padded_attention),
     "fa2_lab reference": Implementation(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Implementation(dense.plain, "smoke"),
     "torch flash": Implementation(
-        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "grid deterministic decode train ampere"
+        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "dense deterministic decode train ampere"
     ),
     "cuDNN": Implementation(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Implementation(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Implementation(packed=packed.torch_varlen),
-    "FlexAttention": Implementation(flex.flex, "grid masks bias", compiles=True),
-    "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=partial(packed.package, module="flash_attn")),
+    "FlexAttention": Implementation(flex.flex, "dense masks bias", compiles=True),
+    "flash_attn": dao("flash_attn", "flash-attn", "dense", packed=partial(packed.package, module="flash_attn")),
     "FlashAttention-3": dao(
         "flash_attn_interface",
         "flash_attn_3",
@@ -64,10 +64,10 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         decode=dense.flash3_cache,
         packed=partial(packed.package, module="flash_attn_interface"),
     ),
-    "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained sweep deterministic", compiles=True),
-    "ThunderKittens": Implementation(hopper.thunder_kittens, "grid sustained", distribution=hopper.KITTENS),
-    "TileLang": Implementation(hopper.tilelang, "grid sustained", distribution="tilelang", compiles=True),
-    "TLX": Implementation(hopper.tlx, "grid sustained", distribution="fbtriton"),
+    "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "dense sustained sweep deterministic", compiles=True),
+    "ThunderKittens": Implementation(hopper.thunder_kittens, "dense sustained", distribution=hopper.KITTENS),
+    "TileLang": Implementation(hopper.tilelang, "dense sustained", distribution="tilelang", compiles=True),
+    "TLX": Implementation(hopper.tlx, "dense sustained", distribution="fbtriton"),
 }
 
 

@@ -19,7 +19,7 @@ from fa2_studio.bench.peers import dense
 from fa2_studio.bench.precompile import run_in_processes
 from fa2_studio.bench.problem import Problem, relative_error_of_gradients, relative_error_of_O, sampled_gradients
 from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, measure_sustained
-from fa2_studio.bench.registry import PARTS
+from fa2_studio.bench.registry import LADDER_PARTS
 from fa2_studio.bench.results import environment
 
 OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # rows that time these rungs over N have this direction
@@ -29,7 +29,7 @@ MAIN = Problem.square(4096, 128, causal=False)
 WARPS = Problem.square(4096, 64, causal=False)  # the problem on which the side rungs s00 and s01 are timed
 
 
-def grid() -> list[Problem]:
+def problems() -> list[Problem]:
     """Return problems with 16,384 tokens and hidden size 2,048, and problems with eight heads, for each d and mask."""
     squares = [Problem.square(4096, d, causal) for d in (128, 64) for causal in (False, True)]
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
@@ -46,7 +46,7 @@ COUNTED = {
 }  # {problem: names whose counters are read}
 
 
-def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
+def run(beside: Path | None = None, part: Sequence[str] = LADDER_PARTS) -> Plan:
     """Time every rung on every problem, run the experiments, and read the hardware counters.
 
     `beside` is a file that defines one more implementation, forward(q, k, v, causal), which returns O or a tuple that
@@ -56,12 +56,15 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
     experiments_of = experiments.problems_to_time()
     side = [(rung, WARPS) for rung in ladder.SIDE]
     compiling = {
-        "rungs": [*((rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()), *side],  # the slowest first
+        "rungs": [
+            *((rung, problem) for rung in ladder.RUNGS[::-1] for problem in problems()),
+            *side,
+        ],  # the slowest first
         "experiments": [(name, problem) for problem, names in experiments_of.items() for name in names],
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
-        "rungs": [partial(time_kernels, p, "forward", names_to_time(p), beside=beside) for p in grid()],
+        "rungs": [partial(time_kernels, p, "forward", names_to_time(p), beside=beside) for p in problems()],
         "experiments": [
             partial(time_kernels, problem, "experiments", names) for problem, names in experiments_of.items()
         ],

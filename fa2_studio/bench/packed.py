@@ -31,7 +31,7 @@ WHAT = (
 )
 
 
-def grid(lengths: Sequence[int]) -> list[Problem]:
+def problems(lengths: Sequence[int]) -> list[Problem]:
     """Return problems with a hidden dimension of 2,048, divided into heads of d = 64 or d = 128."""
     N = max(lengths)
     return [Problem(len(lengths), 2048 // d, 2048 // d, N, N, d, causal=True) for d in (64, 128)]
@@ -42,7 +42,7 @@ def run() -> Plan:
     jobs = [
         partial(time_packed, problem, direction, lengths)
         for lengths in (LENGTHS, ONE_LONG, DOCUMENTS)
-        for problem in grid(lengths)
+        for problem in problems(lengths)
         for direction in DIRECTIONS
     ]
     return Plan(Record("packed", environment(), f"{PROTOCOL} {WHAT}", measure_ceilings()), jobs)

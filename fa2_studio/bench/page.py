@@ -34,7 +34,7 @@ from fa2_studio.bench.record_page import (
     split_by_protocol,
     subject_sentences,
 )
-from fa2_studio.bench.registry import OTHERS, SUITES, TITLES
+from fa2_studio.bench.registry import RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
 from fa2_studio.bench.results import markdown_table, problem_columns, problem_text, save_record, with_commit_name
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
@@ -63,7 +63,7 @@ def results_page(folder: Path | None = None) -> str:
     for run in runs:
         name = record_name(run)
         about = subject_sentences(run).replace(name, f"[{name}](figures/data/{path_of(run.suite).name})", 1)
-        lines += ["", f"### {TITLES[run.suite]}", "", about, "", *median_tables(run)]
+        lines += ["", f"### {RECORD_TITLES[run.suite]}", "", about, "", *median_tables(run)]
         lines += ["", " ".join(remark_sentences(run))]
     return "\n".join(lines) + "\n"
 
@@ -73,7 +73,7 @@ def site_page(folder: Path | None = None) -> str:
     runs = load_records(folder)
     lines = [*summary_lines(runs, brief_problem), "", "## What we measured", "", FOLDS_TEXT]
     for run in runs:
-        title, inside = TITLES[run.suite], record_section(run, most_common_machine(runs))
+        title, inside = RECORD_TITLES[run.suite], record_section(run, most_common_machine(runs))
         lines += ["", *details_fold(headline(run), [f"({heading_anchor(title)})=", inside], title)]
     for title, words, text in background_sections(folder):
         lines += ["", f"## {title}", "", *details_fold(words, text)]
@@ -95,7 +95,7 @@ def write_pages() -> None:
 
 def load_records(folder: Path | None = None) -> list[Record]:
     """Return the existing records in the order of the registry, except `smoke`, which only tests the bench itself."""
-    names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and path_of(name, folder).exists()]
+    names = [name for name in (*SUITES, *RECORDS_WITHOUT_COMMAND) if name != "smoke" and path_of(name, folder).exists()]
     return [load(name, folder) for name in names]
 
 
@@ -206,7 +206,7 @@ def background_sections(folder: Path | None) -> Iterable[tuple[str, str, list[st
 
 def ceilings_table(runs: list[Record]) -> list[str]:
     """Return a table of matmul and copy speeds, with one line for each run that contains other rows as well."""
-    ceilings_of = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
+    ceilings_of = {RECORD_TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
     names = dict.fromkeys(name for each in ceilings_of.values() for name in each)
     rows = [
         [title, *(format_number(each[x]) if x in each else "-" for x in names)] for title, each in ceilings_of.items()

@@ -18,7 +18,7 @@ from fa2_studio.bench import implementations
 from fa2_studio.bench.problem import Problem
 
 
-def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implementations.names("grid")) -> None:
+def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implementations.names("dense")) -> None:
     """Call each implementation that needs compiling once per problem, in other processes. Failures are ignored.
 
     The measuring process will encounter the same failure and record it.

@@ -12,7 +12,7 @@ from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import ladder
 from fa2_studio.bench.protocol import REPEATED, REPEATS, SUSTAINED, describe_rested_timing
 from fa2_studio.bench.ratios import RIVALS, format_ratio, peers_in_rows, speed_ratios, wins_and_median
-from fa2_studio.bench.registry import GRIDS, OTHERS, SUITES, TITLES
+from fa2_studio.bench.registry import DENSE_SUITES, RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
 from fa2_studio.bench.results import ABSENT, DIRECTIONS, markdown_table, problem_columns
 
 CLOCK_AND_POWER = "MHz, W"
@@ -86,9 +86,9 @@ def spread_sentence(view: Record) -> str:
 
 def subject_sentences(run: Record) -> str:
     """Return sentences that describe what a record measures and its problems."""
-    what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
-    verb = "times" if run.suite in (*GRIDS, "packed", "decode", "ring") else "measures"
-    verb = "contains" if run.suite in OTHERS else verb
+    what = SUITES[run.suite].what if run.suite in SUITES else RECORDS_WITHOUT_COMMAND[run.suite]
+    verb = "times" if run.suite in (*DENSE_SUITES, "packed", "decode", "ring") else "measures"
+    verb = "contains" if run.suite in RECORDS_WITHOUT_COMMAND else verb
     rows = run.rows + run.sustained
     inputs = f" {inputs_sentence(rows)}" if rows else ""
     return f"{record_name(run)} {verb} {what}.{inputs}"
@@ -96,7 +96,7 @@ def subject_sentences(run: Record) -> str:
 
 def record_name(run: Record) -> str:
     """Return the name by which sentences refer to a record."""
-    return "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
+    return "This record" if run.suite in RECORDS_WITHOUT_COMMAND else f"`bench {run.suite}`"
 
 
 def inputs_sentence(rows: list[Measurement]) -> str:
@@ -175,7 +175,7 @@ def remark_sentences(run: Record) -> list[str]:
         sentences += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite == "ampere":
         sentences.append(ampere_sentences(run))
-    if run.suite in OTHERS:
+    if run.suite in RECORDS_WITHOUT_COMMAND:
         what = "can make this record again" if run.suite == "ideas" else "writes a record with this name"
         sentences.append(f"No command {what}, because {run.made_by}.")
     if run.missing:
@@ -358,7 +358,7 @@ def details_fold(words: str, inside: Iterable[str], title: str = "") -> list[str
 def heading_link(view: Record) -> str:
     """Return a link to a record's heading, followed by the second protocol's name if the record uses that protocol."""
     name, comma, way = view.suite.partition(", ")
-    return f"[{TITLES[name]}](#{heading_anchor(TITLES[name])}){comma}{way}"
+    return f"[{RECORD_TITLES[name]}](#{heading_anchor(RECORD_TITLES[name])}){comma}{way}"
 
 
 def heading_anchor(title: str) -> str:

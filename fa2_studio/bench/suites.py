@@ -1,4 +1,4 @@
-"""The suites that measure grids of dense problems, with their problems, directions and implementations."""
+"""The suites of dense problems, with their problems, directions and implementations."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from fa2_studio.bench.results import environment
 BOTH = (False, True)  # without a mask, and causal
 
 
-def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
+def random_problems(count: int = 200, seed: int = 2811) -> list[Problem]:
     """Return problems of random shapes, which vary in batch size, heads, groups, N (with tails), d and mask.
 
     The seed used for the record is fixed. Block sizes were tuned on other seeds (77, 2603, 4711, 2611, 2711, 2911 and
@@ -61,34 +61,34 @@ SMOKE = [  # square and rectangular shapes, whole and ragged tiles, and grouped 
 ]
 
 
-class ProblemGrid(NamedTuple):
+class ProblemSet(NamedTuple):
     """The problems of a suite, the suite in implementations.py that names its implementations, and the repetitions."""
 
-    grid: list[Problem]
-    who: str = "grid"
+    problems: list[Problem]
+    implementations: str = "dense"
     repeats: int = protocol.REPEATS
 
 
-GRIDS = dict(
-    paper=ProblemGrid(PAPER),
-    ampere=ProblemGrid(PAPER, "ampere"),
-    nvidia=ProblemGrid([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
-    long=ProblemGrid([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
-    heads=ProblemGrid([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
-    deterministic=ProblemGrid([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
-    sweep=ProblemGrid(random_grid(), "sweep", repeats=7),
-    masks=ProblemGrid([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
-    bias=ProblemGrid(BIAS, "bias"),
+PROBLEM_SETS = dict(
+    paper=ProblemSet(PAPER),
+    ampere=ProblemSet(PAPER, "ampere"),
+    nvidia=ProblemSet([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
+    long=ProblemSet([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
+    heads=ProblemSet([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
+    deterministic=ProblemSet([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
+    sweep=ProblemSet(random_problems(), "sweep", repeats=7),
+    masks=ProblemSet([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
+    bias=ProblemSet(BIAS, "bias"),
 )
 
 
-def plan_grid(suite: str, sustained: bool = False) -> Plan:
+def plan_dense(suite: str, sustained: bool = False) -> Plan:
     """Plan all implementations on all problems and directions of a suite, with rested timing.
 
     With `sustained`, plan only the fastest implementations, timed without pauses or, for the suite "sweep", in a few
     calls in a row that include host time.
     """
-    problems, kind, repeats = GRIDS[suite]
+    problems, kind, repeats = PROBLEM_SETS[suite]
     names = implementations.names("sustained" if sustained else kind)
     precompile_all(problems, names)
     repeated = protocol.measure_repeated, protocol.REPEATED
@@ -111,7 +111,7 @@ def time_dense(
 
 def ampere() -> Plan:
     """Plan the paper's problems for code compiled for an A100. Triton compiles for that GPU in the whole process."""
-    return plan_grid("ampere")
+    return plan_dense("ampere")
 
 
 # Without a GPU ------------------------------------------------------------------------------------------------
@@ -144,7 +144,8 @@ def small() -> Plan:
     """Plan host-time measurements of one warm call, either a forward pass or a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
     jobs = [
-        partial(time_dense, *place, implementations.names("grid"), protocol.measure_host_time, "µs") for place in places
+        partial(time_dense, *place, implementations.names("dense"), protocol.measure_host_time, "µs")
+        for place in places
     ]
     precompile_all(SMALL)
     return Plan(Record("small", environment(), protocol.HOST_PROTOCOL), jobs)
@@ -158,7 +159,7 @@ def memory() -> Plan:
 
 
 def measure_memory(
-    problem: Problem, direction: str, names: Sequence[str] = implementations.names("grid", "memory")
+    problem: Problem, direction: str, names: Sequence[str] = implementations.names("dense", "memory")
 ) -> Measurement:
     """Measure the peak memory of one call, excluding its inputs, and return the row.
 

@@ -30,12 +30,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--n", type=int, default=4096, help="the sequence length to measure (default: 4096)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise ValueError("tune: there is no GPU here to measure on")
-    if not all(1 <= d <= 256 for d in options.d) or options.n < 1:
+    if not all(1 <= d <= 256 for d in arguments.d) or arguments.n < 1:
         raise ValueError("tune: --d takes 1 to 256, --n at least 1")
-    return tune(options.d, options.n, getattr(torch, options.dtype), options.kernel)
+    return tune(arguments.d, arguments.n, getattr(torch, arguments.dtype), arguments.kernel)
 
 
 def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:

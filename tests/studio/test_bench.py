@@ -53,7 +53,7 @@ def test_partial_bench_run_is_merged_into_the_record(options, how, monkeypatch, 
         asked.append((name, given))
         return Plan(Record(name, MACHINE, "", sustained=[compare()], sustained_protocol="without pauses"))
 
-    monkeypatch.setattr(suites, "plan_grid", measure)
+    monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
     kept = records.load("paper", tmp_path)
     assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([compare(d=64)], [compare()])
@@ -69,7 +69,7 @@ def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_pa
             raise KeyboardInterrupt
         return Plan(Record(name, MACHINE, "by hand", rows=[compare()]))
 
-    monkeypatch.setattr(suites, "plan_grid", measure)
+    monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", "long", "--folder", str(tmp_path)]) == 1
     assert "paper: RuntimeError: no such chip" in capsys.readouterr().out
     assert records.load("long", tmp_path).rows == [compare()] and not records.path_of("paper", tmp_path).exists()

@@ -16,8 +16,8 @@ from fa2_lab import records
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
 from fa2_studio.bench import command, page, readme, record_page, results
-from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.suites import GRIDS
+from fa2_studio.bench.registry import RECORDS_WITHOUT_COMMAND, SUITES
+from fa2_studio.bench.suites import PROBLEM_SETS
 
 # Records ------------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     results.save_record(results.merge_records(old, part), tmp_path)
     kept = records.load("paper", tmp_path)
     assert kept.rows[:2] == old.rows[:2] and (kept.sustained, kept.curves) == (old.sustained, old.curves)
-    assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer in its grid goes"
+    assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer among its problems goes"
     assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
     assert record_page.commit_text(kept, MACHINE) == "aaaaaaa; over N at bbbbbbb"
     again = at("ccccccc", way("forward", 64), way("forward", 128))
@@ -94,10 +94,14 @@ def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
     record = records.load(suite.stem.removeprefix("bench_"))
     assert re.match(r"[0-9a-f]{7,}( |$)|sources [0-9a-f]{12}", record.machine["commit"])
     name = suite.stem.removeprefix("bench_")
-    assert record.made_by == f"python -m fa2_lab bench {name}" if name in SUITES else name in OTHERS and record.made_by
-    if name in GRIDS:
+    assert (
+        record.made_by == f"python -m fa2_lab bench {name}"
+        if name in SUITES
+        else name in RECORDS_WITHOUT_COMMAND and record.made_by
+    )
+    if name in PROBLEM_SETS:
         measured = [row.problem for row in record.rows]
-        assert all(problem.as_dict() in measured for problem in GRIDS[name].grid)
+        assert all(problem.as_dict() in measured for problem in PROBLEM_SETS[name].problems)
 
 
 # The machine --------------------------------------------------------------------------------------------------
