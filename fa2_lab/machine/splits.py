@@ -54,18 +54,18 @@ class Shares:
         """The number of programs that have at least one unit of work."""
         return cdiv(self.work, self.share)
 
-    def begin(self, head: int) -> int:
+    def first_unit(self, head: int) -> int:
         """Return the index of a head's first unit of work."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return program w's work in order, as a list of (head, first, last): the head's tiles first … last − 1."""
+        """Return program w's work in order, as a list of (head, begin, end): the head's tiles begin … end − 1."""
         parts = []
         for head, n in enumerate(self.tiles):
-            begin = self.begin(head)
-            first, last = max(w * self.share, begin), min((w + 1) * self.share, begin + 1 + n)
-            if first < last:
-                parts.append((head, max(first - begin - 1, 0), last - begin - 1))
+            first = self.first_unit(head)
+            begin, end = max(w * self.share - first, 0), min((w + 1) * self.share - first, 1 + n)
+            if begin < end:  # unit 0 starts the head, and unit n + 1 is its tile n
+                parts.append((head, max(begin - 1, 0), end - 1))
         return parts
 
     def readers(self, head: int) -> range:
@@ -73,8 +73,8 @@ class Shares:
 
         A program that works on a head alone finishes it. Otherwise, each program stores a partial result.
         """
-        begin = self.begin(head)
-        return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
+        first = self.first_unit(head)
+        return range(first // self.share, (first + self.tiles[head]) // self.share + 1)
 
     def part_index(self, w: int, head: int) -> int:
         """Return the index, in the scratch buffer, of program w's partial result for a head.

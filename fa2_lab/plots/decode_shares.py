@@ -25,8 +25,8 @@ def draw(cut: Shares) -> style.Drawn:
         if not n:
             style.note(ax, 0.1, head, "no keys", color=style.QUIET)
         for w in cut.readers(head):
-            for h, first, last in cut.spans(w):
-                for tile in range(first, last) if h == head else ():
+            for h, begin, end in cut.spans(w):
+                for tile in range(begin, end) if h == head else ():
                     style.box(ax, tile, head - H / 2, 1, H, f"{w}", style.worker(w), linewidth=0.5)
         _parts(ax, cut, head, parts)
     style.note(ax, 0, -0.75, "tiles of keys and values →", color=style.QUIET)

@@ -87,13 +87,13 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
 def _boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
     """Draw a box for the tiles of an SM that share a label, with notches between them. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
-    for SM, start, stop, label in visits:
-        spans.setdefault((SM, label), []).extend((unit * start, unit * stop))
+    for SM, begun, ended, label in visits:
+        spans.setdefault((SM, label), []).extend((unit * begun, unit * ended))
     for (SM, label), times in spans.items():
-        first, last = min(times), max(times)
-        style.box(ax, first, SM + 0.06, last - first, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
+        begun, ended = min(times), max(times)
+        style.box(ax, begun, SM + 0.06, ended - begun, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
         for top in (0.06, 0.8):
-            ax.vlines([*{*times} - {first, last}], SM + top, SM + top + 0.14, color=style.PAPER, linewidth=1.2)
+            ax.vlines([*{*times} - {begun, ended}], SM + top, SM + top + 0.14, color=style.PAPER, linewidth=1.2)
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:

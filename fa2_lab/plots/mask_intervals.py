@@ -102,9 +102,9 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 def _draw_row_range(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
     """Draw row `row`'s range of keys as a bar, and write its first and last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
-    first, last = (int(start + end) for end in tiling.interval(row - start))
-    style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)
-    ax.set_xlabel(f"keys → · row {row}: [{first}, {last})", fontsize=style.SMALL)
+    begin, end = (int(start + x) for x in tiling.interval(row - start))
+    style.box(ax, begin, row, end - begin, 1, "", style.INK, linewidth=0)
+    ax.set_xlabel(f"keys → · row {row}: [{begin}, {end})", fontsize=style.SMALL)
 
 
 def _legend(ax: style.Axes) -> None:

@@ -438,17 +438,17 @@ show("pipeline_stages")
 # ### Which tiles does a consumer compute?
 #
 # The producer copies every tile that at least one consumer needs, from `all_begin` up to `all_end`. A consumer's own 64
-# rows only need the tiles from `first` up to `end`. The consumer visits these tiles and *drains* the others, which
+# rows only need the tiles from `begin` up to `end`. The consumer visits these tiles and *drains* the others, which
 # means that it takes and releases them without using them. It goes through all of them from right to left:
 #
 # ```text
-# all_begin        first                    end             all_end
+# all_begin        begin                    end             all_end
 #   |  drain: window |  process: these rows   |  drain: causal |
 #                                        ◄── this way
 # ```
 #
 # The listing computes these four numbers. `all_end` and `all_begin` follow from all rows of the block, and `end` and
-# `first` from this consumer's rows:
+# `begin` from this consumer's rows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
@@ -464,7 +464,7 @@ read(
 
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,
-# then `end` equals `first`, and the consumer drains all tiles without using any. If O has its own buffer,
+# then `end` equals `begin`, and the consumer drains all tiles without using any. If O has its own buffer,
 # `process_row_block` releases Q right after the last S. Otherwise, or if that function was not called, the lines above
 # release Q, after the copy of O has finished reading the buffer.
 

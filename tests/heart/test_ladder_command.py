@@ -5,13 +5,14 @@ import re
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+from fa2_studio.bench.results import save_record
+
 from fa2_lab import records
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.records import Record, load
 from fa2_lab.tools import command
 from fa2_lab.tools import ladder as page
-from fa2_studio.bench.results import save_record
 
 
 def row_of(text: str, rung: str) -> list[str]:

@@ -51,25 +51,25 @@ class DropoutKey(NamedTuple):
 
 
 class ColSpan(NamedTuple):
-    """The columns that a row block has to process: first:(stop + skip_cols) without skip_at:(skip_at + skip_cols).
+    """The columns that a row block has to process: begin:(end + skip_cols) without skip_at:(skip_at + skip_cols).
 
-    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols so
+    A loop runs over begin:end in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols so
     that the loop with masks skips the FULL tiles between a window's two edges. Without such a gap, skip_cols is 0.
     """
 
-    first: tl.tensor
-    stop: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
     skip_at: tl.tensor
     skip_cols: tl.tensor
 
 
 class RowSpan(NamedTuple):
-    """The rows that a column block has to process: first:stop, followed by second:second_stop."""
+    """The rows that a column block has to process: begin:end, followed by second_begin:second_end."""
 
-    first: tl.tensor
-    stop: tl.tensor
-    second: tl.tensor
-    second_stop: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
+    second_begin: tl.tensor
+    second_end: tl.tensor
 
 
 class KeyBounds(NamedTuple):
@@ -281,15 +281,15 @@ def column_ranges(i, N_q, N_k, length, window, const):
     The first ColSpan covers the tiles that need a mask. The second covers the tiles that all of the block's rows see in
     full.
     """
-    first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
-    skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
+    begin, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
+    skip_at, end = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
     full = full // const.B_c * const.B_c  # tiles in skip_at:full need no mask because all rows see these columns
     if window[0] is None:
-        return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
+        return ColSpan(full, end, 0, 0), ColSpan(0, full, 0, 0)
     else:
         skip_at = tl.cdiv(skip_at, const.B_c) * const.B_c
         skip_cols = tl.maximum(full - skip_at, 0)
-        masked = ColSpan(first // const.B_c * const.B_c, stop - skip_cols, skip_at, skip_cols)
+        masked = ColSpan(begin // const.B_c * const.B_c, end - skip_cols, skip_at, skip_cols)
         return masked, ColSpan(skip_at, full, 0, 0)
 
 
@@ -302,23 +302,24 @@ def row_ranges(col, N_q, N_k, length, window, const):
     """
     left, right = window
     B_r: tl.constexpr = const.B_r
-    first = 0
+    begin = 0
     full = 0
     end = N_q
-    second = N_q // B_r * B_r
+    second_begin = N_q // B_r * B_r
     if left is not None:
         end = tl.minimum(tl.maximum(col + const.B_c + N_q - N_k + left, 0), N_q)
-        second = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
+        second_begin = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
     if right is not None:
-        first = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
-        full = tl.minimum(tl.cdiv(tl.maximum(col + const.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second)
+        begin = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
+        full = tl.minimum(tl.cdiv(tl.maximum(col + const.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second_begin)
     if col + const.B_c > length:  # a ragged column block has no FULL tile
-        full = second
+        full = second_begin
     if col >= length:  # no row sees this block
-        first = end
+        begin = end
         full = end
-        second = end
-    return RowSpan(tl.minimum(first, second), full, second, end), RowSpan(full, second, second, second)
+        second_begin = end
+    masked = RowSpan(tl.minimum(begin, second_begin), full, second_begin, end)
+    return masked, RowSpan(full, second_begin, second_begin, second_begin)
 
 
 @triton.jit

@@ -117,11 +117,11 @@ class DecodeRowBlock(NamedTuple):
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    The program's tiles start at keys first, first + step, and so on, below stop.
+    The program's tiles start at keys begin, begin + step, and so on, below end.
     """
 
-    first: tl.tensor
-    stop: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
     step: tl.tensor
     is_first: tl.tensor  # whether this is the row block's first span, whose state includes the sink
     is_complete: tl.tensor  # whether the span contains all of the row block's tiles, so that no merge is needed
@@ -226,13 +226,13 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
     common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see the columns common_begin:common_end
-    for col0 in range(span.first, span.stop, span.step):  # FA2.A1.L6
+    for col0 in range(span.begin, span.end, span.step):  # FA2.A1.L6
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
         k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
-        # col0 < span.stop is always true. The condition prevents the compiler from converting q's layout before the
+        # col0 < span.end is always true. The condition prevents the compiler from converting q's layout before the
         # loop, because a q converted there would occupy registers in every iteration.
-        q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
+        q_j = tl.where(col0 < span.end, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         past_end = col0 + const.B_c > common_end
@@ -354,8 +354,8 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
     block = row_block(row_block_id, key_lengths, table, N_k, sizes)
-    first = (first_tile(block.diagonal_end, sizes.N_q, sizes.left, const) + w) * const.B_c
-    span = Span(first, block.length, splits * const.B_c, w == 0, WHOLE)
+    begin = (first_tile(block.diagonal_end, sizes.N_q, sizes.left, const) + w) * const.B_c
+    span = Span(begin, block.length, splits * const.B_c, w == 0, WHOLE)
     attend(queries, cache, block, span, Part(scratch, w + row_block_id * (splits + 1)), scales, sizes, const)
 
 
@@ -442,18 +442,18 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     total = units_before(batch, work, const)
     unit = w * share_of(total, work)
     remaining = tl.minimum(unit + share_of(total, work), total) - unit  # number of units left for this program
-    b, begin = find_sequence(unit, work, const)
+    b, sequence_begin = find_sequence(unit, work, const)
     units = units_in_row_block(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, const)
-    row_block_id = b * sizes.row_blocks_per_sequence + (unit - begin) // units
-    skipped = (unit - begin) % units  # number of units of this row block assigned to earlier programs
+    row_block_id = b * sizes.row_blocks_per_sequence + (unit - sequence_begin) // units
+    skipped = (unit - sequence_begin) % units  # number of units of this row block assigned to earlier programs
     while remaining > 0:
         block = row_block(row_block_id, key_lengths, table, N_k, sizes)
         units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
-        begin = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)
-        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the first unit of a row block has no tile
-        stop = (begin + skipped + done - 1) * const.B_c
-        span = Span(first, stop, const.B_c, skipped == 0, done == units)
+        tile = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)
+        begin = (tile + tl.maximum(skipped - 1, 0)) * const.B_c  # the first unit of a row block has no tile
+        end = (tile + skipped + done - 1) * const.B_c
+        span = Span(begin, end, const.B_c, skipped == 0, done == units)
         attend(queries, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
         remaining, row_block_id, skipped = remaining - done, row_block_id + 1, 0
 

@@ -148,9 +148,9 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     B_r: tl.constexpr = const.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
     N_q = queries.N
-    stop, second, second_stop = span.stop, span.second, span.second_stop
-    tiles = tl.cdiv(stop - span.first, B_r) + (tl.cdiv(second_stop - second, B_r) if MASKED else 0)
-    start = tl.where(span.first < stop, span.first, second) if MASKED else span.first
+    end, second_begin, second_end = span.end, span.second_begin, span.second_end
+    tiles = tl.cdiv(end - span.begin, B_r) + (tl.cdiv(second_end - second_begin, B_r) if MASKED else 0)
+    start = tl.where(span.begin < end, span.begin, second_begin) if MASKED else span.begin
     head = group.first
     row0 = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
@@ -180,11 +180,11 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
         row0 += B_r
-        if MASKED:  # after the rows before `stop`, continue with the rows from `second` on
-            row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
+        if MASKED:  # after the rows before `end`, continue with the rows from `second_begin` on
+            row0 = tl.where(row0 < end, row0, tl.maximum(row0, second_begin))
         if GROUPED:  # after the last row of the span, continue with the first row of the next query head
-            head += (row0 >= second_stop).to(tl.int32)
-            row0 = tl.where(row0 >= second_stop, start, row0)
+            head += (row0 >= second_end).to(tl.int32)
+            row0 = tl.where(row0 >= second_end, start, row0)
     return dk_j, dv_j
 
 
@@ -240,7 +240,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
     B_c: tl.constexpr = const.B_c
     row = row_block.row
     row_begin = None if window[0] is None else keys.begin
-    for n in range(span.first, span.stop, B_c):
+    for n in range(span.begin, span.end, B_c):
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)
@@ -296,7 +296,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     dq_i = tl.zeros((B_r, const.d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, full_cols, keys, window, scales, bias_context, dropout,
                          const, bias, MASKED=False)  # fmt: skip
-    if masked_cols.first < masked_cols.stop:
+    if masked_cols.begin < masked_cols.end:
         dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, masked_cols, keys, window, scales, bias_context, dropout,
                              const, bias, MASKED=True)  # fmt: skip
     dQ = head_ptr(dQ, dQ_strides, q_base, head)

@@ -72,7 +72,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
     row = row_block.row
     B_c: tl.constexpr = const.B_c
     row_begin = None if window[0] is None else keys.begin
-    for n in range(span.first, span.stop, B_c):  # FA2.A1.L6
+    for n in range(span.begin, span.end, B_c):  # FA2.A1.L6
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
