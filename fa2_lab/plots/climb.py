@@ -5,7 +5,7 @@ from typing import NamedTuple
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.plots import style
-from fa2_lab.records import compared_with, load
+from fa2_lab.records import ladder_baseline, load
 
 
 class RungSpeeds(NamedTuple):
@@ -27,7 +27,7 @@ def data() -> dict:
         for r in ladder.RUNGS
         if r in names_in_both
     ]
-    peer, shape = compared_with(names_in_both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
+    peer, shape = ladder_baseline(names_in_both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 

@@ -8,12 +8,15 @@ from matplotlib.transforms import Transform, blended_transform_factory
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-RIVALS = {  # the fastest other implementations, which have separate lanes in each row
+FAST_PEERS = {  # the fastest other implementations, which have separate lanes in each row
     "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=6),
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=5.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-FAR = ("FlexAttention", "torch flash")  # implementations without lanes, because they are slower in almost all rows
+SLOW_PEERS = (
+    "FlexAttention",
+    "torch flash",
+)  # implementations without lanes, because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
@@ -68,7 +71,9 @@ def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
 
 def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
     """Return {implementation: list of ratios of fa2_lab's speed to the implementation's speed}."""
-    by_name = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*RIVALS, *FAR)}
+    by_name = {
+        name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*FAST_PEERS, *SLOW_PEERS)
+    }
     return {name: ratios for name, ratios in by_name.items() if ratios}
 
 
@@ -105,7 +110,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     stacks = style.narrow()  # on a phone, a row's name and numbers are above its lanes
-    lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
+    lanes = [[peer for peer in FAST_PEERS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
     top, bottom = -2.9, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
@@ -123,7 +128,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
         style.note(ax, 0.01, y + (0.6 if stacks else high / 2), name, transform=across)
         for lane, peer in enumerate(peers):
-            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], RIVALS[peer], (place["lane"], across))
+            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], FAST_PEERS[peer], (place["lane"], across))
         ends = [y + stacks, y + high]
         ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
         ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
@@ -147,16 +152,16 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 def slower_implementations(rows: list[Ratios], gap: str) -> str:
     """Count the rows in which each implementation without lanes is slower than fa2_lab by median."""
     counts = []
-    for peer in FAR:
+    for peer in SLOW_PEERS:
         found = [middles[peer] for *_, ratios in rows if peer in (middles := medians(ratios))]
         counts.append(f"{peer} in {sum(x > 1 for x in found)} of {len(found)}")
     return f"Not drawn, but slower in almost all rows:{gap}{', '.join(counts)}."
 
 
 def draw_key(ax: Axes, y: float, across: Transform) -> None:
-    """Draw the legend, which is the mark and the name of each rival, in a line at y."""
+    """Draw the legend, which is the mark and the name of each fast peer, in a line at y."""
     narrow = style.narrow()
-    for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
+    for (peer, look), start in zip(FAST_PEERS.items(), STARTS[narrow], strict=True):
         ax.plot([start], [y], linestyle="none", transform=across, **look)
         style.note(ax, start + (0.03 if narrow else 0.018), y, peer, transform=across)
 
@@ -198,10 +203,10 @@ def faster_implementations(ratios: dict[str, list[float]]) -> str:
 
 
 def median_ranges(rows: list[Ratios], group: str) -> str:
-    """Format the smallest and the largest median ratio of each rival among a group's rows."""
+    """Format the smallest and the largest median ratio of each fast peer among a group's rows."""
     medians_by_name: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
-        for name in RIVALS.keys() & ratios:
+        for name in FAST_PEERS.keys() & ratios:
             medians_by_name.setdefault(name, []).append(median(ratios[name]))
     return ", ".join(f"{name} {min(values):.2f}–{max(values):.2f}" for name, values in sorted(medians_by_name.items()))
 

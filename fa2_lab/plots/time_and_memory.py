@@ -19,8 +19,8 @@ def data() -> dict:
     """
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
-    time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
-    mib = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
+    time |= {name: points(grid, peer, whole=True) for name, peer in OVER_N.items()}
+    mib = {name: points(memory, peer, whole=False) for name, peer in MEMORY.items()}
     setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, in sequences"
     setting += " of N, without a mask. Memory: one sequence of N, with a causal mask"
     return dict(time=time, memory=mib, setting=setting)

@@ -6,7 +6,7 @@ import textwrap
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.records import Measurement, Record, compared_with, load
+from fa2_lab.records import Measurement, Record, ladder_baseline, load
 from fa2_lab.tools import rung_diff
 
 SUITE, D = "ladder", 128
@@ -103,14 +103,14 @@ def unmasked(results: Record) -> Measurement:
 def lines(results: Record) -> list[Shown]:
     """Return the rows of the table: all rungs, followed by the other implementations."""
     values = unmasked(results).values
-    peer = compared_with(values)
+    peer = ladder_baseline(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
     """Return a paragraph that explains the columns of the table."""
     row = unmasked(results)
-    peer = compared_with(row.values)
+    peer = ladder_baseline(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
     text = (
         f"{shape}. The share is the rung's speed divided by {peer}'s, without a mask. Predicted (by "
@@ -143,7 +143,7 @@ def table(results: Record) -> str:
 def claim(results: Record) -> str:
     """Return a clause that sums up the whole ladder."""
     row = unmasked(results)
-    peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
+    peer, climbed = ladder_baseline(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
     climb = f"the forward kernel climbs from {first} to {last} of {peer}'s speed"
     return f"In {len(climbed) - 1} changes, {climb}"

@@ -38,12 +38,12 @@ def main(argv: list[str]) -> int:
     if arguments.results and not arguments.all and (arguments.folder or arguments.suite):
         raise ValueError("results: got a suite or a folder; without --all it takes neither")
     if arguments.results:
-        from fa2_studio.bench import page
+        from fa2_studio.bench import results_page
 
         if arguments.all:
-            print(page.site_page(arguments.folder), end="")
+            print(results_page.site_page(arguments.folder), end="")
         else:
-            page.write_pages()
+            results_page.write_pages()
         return 0
     flags = {name: value for name in ("sustained", "part", "beside") if (value := getattr(arguments, name))}
     check_arguments(arguments.suite, flags)
@@ -82,7 +82,7 @@ def check_arguments(names: list[str], flags: dict) -> None:
 def check_same_gpu(name: str, folder: Path, flags: dict) -> None:
     """Raise ValueError if a partial run would add its rows to a record from a different GPU."""
     if flags.keys() - {"beside"} and path_of(name, folder).exists():
-        from fa2_studio.bench.results import environment
+        from fa2_studio.bench.recording import environment
 
         here, there = environment()["gpu"], load(name, folder).machine["gpu"]
         if here != there:
@@ -110,19 +110,19 @@ def measure_suite(name: str, folder: Path, flags: dict) -> int:
 
     Return 0 on success, 1 if a result of ours was wrong, or 130 after Ctrl-C.
     """
-    from fa2_studio.bench import record_page, results
+    from fa2_studio.bench import record_page, recording
     from fa2_studio.bench.compare import run_plan
 
     module, function = SUITES[name].planner.split(":")
     start = time.perf_counter()
-    measure = getattr(import_module(f"fa2_studio.bench.{module}"), function)
+    plan = getattr(import_module(f"fa2_studio.bench.{module}"), function)
     earlier = load(name, folder) if path_of(name, folder).exists() else None
 
     def keep(record: Record) -> Path:
         record = replace(record, made_by=f"python -m fa2_lab bench {name}")
-        return results.save_record(results.merge_records(earlier, record), folder)
+        return recording.save_record(recording.merge_records(earlier, record), folder)
 
-    measured = run_plan(measure(name, **flags) if "sustained" in SUITES[name].flags else measure(**flags), keep)
+    measured = run_plan(plan(name, **flags) if "sustained" in SUITES[name].flags else plan(**flags), keep)
     path = keep(measured)
     print(record_page.all_rows_tables(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)

@@ -18,8 +18,8 @@ from fa2_studio.bench.problem import (
     relative_error_of_O,
     sampled_gradients,
 )
-from fa2_studio.bench.protocol import PROTOCOL, measure
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.protocol import PROTOCOL, measure_kernels
+from fa2_studio.bench.recording import environment
 
 LENGTHS = tuple(range(100, 4001, 260))  # of sixteen sequences
 ONE_LONG = 60 * (100,) + (16384,)
@@ -55,7 +55,7 @@ def packed_flops(problem: Problem, lengths: Sequence[int], direction: str) -> fl
 
 
 def time_packed(
-    problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure
+    problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure_kernels
 ) -> Measurement:
     """Time all implementations whose answer for the last sequence is right, and return their row."""
     one_after_the_other = replace(problem, batch=1, N_q=sum(lengths), N_k=sum(lengths))
@@ -64,8 +64,10 @@ def time_packed(
     def prepared(prepare: Callable) -> Prepared:
         return checked_packed_call(prepare(lengths, given), direction)
 
-    prepares = {name: partial(prepared, prepare) for name, prepare in implementations.preparing("packed").items()}
-    return compare(problem.as_dict(), direction, prepares, packed_flops(problem, lengths, direction), timing)
+    prepare_by_name = {
+        name: partial(prepared, prepare) for name, prepare in implementations.values_of("packed").items()
+    }
+    return compare(problem.as_dict(), direction, prepare_by_name, packed_flops(problem, lengths, direction), timing)
 
 
 def checked_packed_call(call: Packed, direction: str) -> Prepared:

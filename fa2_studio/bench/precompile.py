@@ -23,7 +23,7 @@ def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implement
 
     The measuring process will encounter the same failure and record it.
     """
-    compiling = [name for name in names if name in implementations.preparing("compiles")]
+    compiling = [name for name in names if name in implementations.values_of("compiles")]
     run_in_processes(call_once, [(problem, name) for name in compiling for problem in problems])
 
 

@@ -10,15 +10,6 @@ from fa2_lab.plots import ratios as ratio_plot
 from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files
-from fa2_studio.bench.ratios import (
-    RIVALS,
-    format_median,
-    format_ratio,
-    peers_in_rows,
-    rows_where_faster,
-    speed_ratios,
-    wins_and_median,
-)
 from fa2_studio.bench.readme import SLOW_CASES, SPEEDUP_COLUMNS, readme_parts, replace_part, speedup_rows
 from fa2_studio.bench.record_page import (
     PROTOCOL_NAMES,
@@ -34,8 +25,16 @@ from fa2_studio.bench.record_page import (
     split_by_protocol,
     subject_sentences,
 )
+from fa2_studio.bench.recording import markdown_table, problem_columns, problem_text, save_record, with_commit_name
 from fa2_studio.bench.registry import RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
-from fa2_studio.bench.results import markdown_table, problem_columns, problem_text, save_record, with_commit_name
+from fa2_studio.bench.speed_ratios import (
+    format_median,
+    format_ratio,
+    peers_in_rows,
+    rows_where_faster,
+    speed_ratios,
+    wins_and_median,
+)
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
@@ -53,7 +52,7 @@ SLOWER_TEXT = (
 RECORDS_TEXT = "In each of the following sections, the first link leads to the suite's record."
 
 
-def results_page(folder: Path | None = None) -> str:
+def results_md(folder: Path | None = None) -> str:
     """Return the text of RESULTS.md: a comparison of the implementations, and a summary of every record."""
     runs = load_records(folder)
     lines = summary_lines(runs, problem_text)
@@ -86,7 +85,7 @@ def write_pages() -> None:
     for run in load_records():
         if (with_commit := with_commit_name(run)) != run:
             save_record(with_commit)
-    files.write(root / "RESULTS.md", results_page())
+    files.write(root / "RESULTS.md", results_md())
     readme = (root / "README.md").read_text(encoding="utf-8")
     for part, content in readme_parts().items():
         readme = replace_part(readme, part, content)
@@ -114,7 +113,9 @@ def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
     """Return the title, the outcome, and the table of problems on which we are slower, described by `naming`."""
     every = [view for run in runs for view in split_by_protocol(run)]
     slower = []
-    for peer in sorted(peers_in_rows(row for run in every for row in run.rows), key=lambda peer: peer not in RIVALS):
+    for peer in sorted(
+        peers_in_rows(row for run in every for row in run.rows), key=lambda peer: peer not in ratio_plot.FAST_PEERS
+    ):
         if lines := slower_table_rows(every, peer, naming):
             slower += [[f"**{peer}**", "", "", ""], *lines]
     lines = ["# Results", "", *outcome_lines(runs)]
@@ -135,7 +136,7 @@ def outcome_lines(runs: list[Record]) -> list[str]:
 def figure_speedup_rows() -> list[list[str]]:
     """Return the table lines that count the problems behind all rows of the picture of ratios."""
     rows = ratio_plot.data()["rows"]
-    ratios = {peer: ratio_plot.all_ratios(rows, peer) for peer in ratio_plot.RIVALS}
+    ratios = {peer: ratio_plot.all_ratios(rows, peer) for peer in ratio_plot.FAST_PEERS}
     return [["All rows of the figure" * (n == 0), x, *wins_and_median(ratios[x])] for n, x in enumerate(ratios)]
 
 

@@ -12,7 +12,7 @@ from fa2_studio.bench import implementations, protocol
 from fa2_studio.bench.compare import DIRECTIONS, Plan, compare, measure_ceilings, prepare_all, prepare_checked_calls
 from fa2_studio.bench.precompile import precompile_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.recording import environment
 
 BOTH = (False, True)  # without a mask, and causal
 
@@ -83,7 +83,7 @@ PROBLEM_SETS = dict(
 
 
 def plan_dense(suite: str, sustained: bool = False) -> Plan:
-    """Plan all implementations on all problems and directions of a suite, with rested timing.
+    """Plan all implementations on all problems and directions of a suite, with kernel-only timing.
 
     With `sustained`, plan only the fastest implementations, timed without pauses or, for the suite "sweep", in a few
     calls in a row that include host time.
@@ -91,22 +91,24 @@ def plan_dense(suite: str, sustained: bool = False) -> Plan:
     problems, kind, repeats = PROBLEM_SETS[suite]
     names = implementations.names("sustained" if sustained else kind)
     precompile_all(problems, names)
-    repeated = protocol.measure_repeated, protocol.REPEATED
-    without_pause, protocol_text = repeated if suite == "sweep" else (protocol.measure_sustained, protocol.SUSTAINED)
-    timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
+    repeated = protocol.measure_repeated, protocol.REPEATED_PROTOCOL
+    without_pause, protocol_text = (
+        repeated if suite == "sweep" else (protocol.measure_sustained, protocol.SUSTAINED_PROTOCOL)
+    )
+    timing = without_pause if sustained else partial(protocol.measure_kernels, repeats=repeats)
     jobs = [partial(time_dense, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
         return Plan(Record(suite, environment(), protocol="", sustained_protocol=protocol_text), sustained=jobs)
-    return Plan(Record(suite, environment(), protocol.describe_rested_timing(repeats), measure_ceilings()), jobs)
+    return Plan(Record(suite, environment(), protocol.describe_kernel_timing(repeats), measure_ceilings()), jobs)
 
 
 def time_dense(
     problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
 ) -> Measurement:
     """Measure the named implementations on the same tensors, and return their row."""
-    prepares = prepare_checked_calls(problem, direction, names, problem.tensors(grad=direction != "forward"))
+    prepare_by_name = prepare_checked_calls(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
-    return compare(problem.as_dict(), direction, prepares, flops, timing, unit)
+    return compare(problem.as_dict(), direction, prepare_by_name, flops, timing, unit)
 
 
 def ampere() -> Plan:
@@ -116,7 +118,7 @@ def ampere() -> Plan:
 
 # Without a GPU ------------------------------------------------------------------------------------------------
 
-FEW_CALLS = partial(protocol.measure_host_time, turns=3, before=0, in_a_row=1)
+FEW_CALLS = partial(protocol.measure_host_time, rounds=3, warm_up_calls=0, in_a_row=1)
 SMOKE_PROTOCOL = (
     "On the host, we measure how many microseconds a call takes to return, and report the median of 3 calls. Before "
     "the timing starts, we check every result."
