@@ -1,4 +1,4 @@
-"""Check biases, which are functions whose values are added to the scores, and compute their cache keys.
+"""Check biases and compute their cache keys. A bias is a function whose values are added to the scores.
 
 A bias's key is part of the key under which kernels/cache.py stores a prepared call.
 """

@@ -1,8 +1,8 @@
 """A call's options as they were passed, the cache key that contains them, and their checks.
 
-Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
-strides, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of this
-key alone, so an option missing from the key cannot reach a kernel.
+Prepared kernels are kept in a cache. A call's cache key consists of the types, dtypes, devices, shapes and strides of
+its tensors, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of
+this key alone, so an option missing from the key cannot reach a kernel.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Ring attention: queries stay while keys and values travel around the ring of ranks, and partial results are merged.
+"""Ring attention: queries stay in place, keys and values travel around a ring of ranks, and partial results are merged.
 
 For n ranks, the forward pass has n steps. In each step except the last, a rank sends its current block of K and V to
 the rank on its right and receives the next block from the rank on its left, while its queries attend to the current
@@ -142,7 +142,7 @@ def call_header(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One rank's call of ring_attention().
+    """One rank's call to ring_attention().
 
     Until the ranks have compared their calls, `lengths` is empty and `call_number` is 0.
     """
@@ -219,7 +219,7 @@ def counting() -> Iterator[Counter]:
 
 
 def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own.
+    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own block.
 
     While the caller uses a block, the next one is transferred.
     """

@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return a list with one sink per query head, or None for a head without a finite sink."""
+    """Check the sinks, and return one entry per query head: its sink, or None if it has no sink or a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

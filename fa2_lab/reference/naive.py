@@ -46,7 +46,7 @@ def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """Return D_i = do_i · o_i for every row i. It equals Σ_j P_ij dP_ij, but needs only d products per row."""
+    """Return D_i = do_i · o_i for every row i. D_i equals Σ_j P_ij dP_ij, but needs only d products per row."""
     return (dO * O).sum(axis=1)
 
 

@@ -52,7 +52,7 @@ def append_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
 
 
 def sink_backward(sink: float, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> float:
-    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r, summed over the rows r.
+    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r, where r runs over the rows.
 
     The gradient of any score is P (dP − D). For a sink, dP is 0 because a sink has no value.
     """
