@@ -141,7 +141,7 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 
-# While torch traces ---------------------------------------------------------------------------------------------
+# While torch traces a call --------------------------------------------------------------------------------------
 
 TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", float: "float"}
 TYPES |= {int | None: "int?", float | None: "float?"}

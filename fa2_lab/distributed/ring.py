@@ -41,7 +41,7 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile, cdiv
 
-MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; to keep the buffers small, the other heads are sent later
+MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; heads beyond it are sent later, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:
@@ -324,7 +324,7 @@ def add_gradients(
             X[:, :, rows] += more
 
 
-# As torch sees it ---------------------------------------------------------------------------------------------
+# The autograd function ----------------------------------------------------------------------------------------
 
 
 class RingAttention(torch.autograd.Function):

@@ -67,7 +67,7 @@ def largest_block(backward: bool) -> int:
 def misfit(B: int, backward: bool) -> float:
     """Return how far B is from the largest block that fits on chip, as a fraction of M, or 0 if B is that block.
 
-    For a larger B, this is the overflow. For a smaller B, it is the memory that a step with B + 1 would leave unused.
+    If B is larger, the result is the overflow; if smaller, the memory that a step with B + 1 would leave unused.
     """
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP

@@ -132,8 +132,8 @@ def forward_split_keys(
     """Compute O and L of one head, with each row block's keys split among several workers.
 
     The keys are cut into `splits` shares of consecutive column blocks. Each worker computes the partial result (O, L)
-    of one share, and the partial results are merged at the end. The split-KV decode kernel instead assigns tiles to
-    workers round-robin, which gives the same result up to rounding.
+    of one share. Once all shares are done, the partial results are merged. The split-KV decode kernel instead assigns
+    tiles to workers round-robin, which gives the same result up to rounding.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     splits = whole_number("splits", splits, low=1)

@@ -69,7 +69,7 @@ def forward(
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
     s = whole.apply_mask(transform_scores(S[:], score_options), 0, 0)
-    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink, which has no value
+    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink's column: a sink has no value
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
