@@ -112,7 +112,8 @@ show("row_reduction")
 # | `DotOperandLayout(0, …, 2)` of this layout | p | the layout that the tensor cores expect for a left operand |
 # | `NVMMASharedLayout` | tiles of q, k, v | a tile in shared memory, swizzled as in appendix A |
 #
-# Listings write the arguments without their names, so here is what each of them means:
+# Listings write the arguments without their names, so here is what each of them means. Skim both tables for now, and
+# come back to them when a listing uses one of these names:
 #
 # | argument | its name in Gluon | meaning |
 # | --- | --- | --- |
@@ -239,10 +240,10 @@ r15 = "ladder/r15_gluon.py"
 read(r15, "start", "scores")
 
 # %% [markdown]
-# With `pred=False`, neither `expect` nor `async_load` does anything. A *stage* is a buffer for one tile. In this rung,
-# K and V have three of them each, and tile n uses stage n mod `STAGES`. When we count memory, a stage means one buffer
-# of each, as in earlier chapters, so it holds a tile of K and a tile of V. `permute` gives a transposed view of k
-# without moving any data. The loop looks like this:
+# `start` copies tile n only if it exists, because with `pred=False`, neither `expect` nor `async_load` does anything. A
+# *stage* is a buffer for one tile. In this rung, K and V have three of them each, and tile n uses stage n mod `STAGES`.
+# When we count memory, a stage means one buffer of each, as in earlier chapters, so it holds a tile of K and a tile of
+# V. `permute` gives a transposed view of k without moving any data. The loop looks like this:
 
 # %% tags=["nbval-ignore-output"]
 read(
@@ -506,14 +507,16 @@ show("rung_timeline_16")
 # ### Rung 17: two consumers share a tile
 #
 # So far, every tile of K and V that comes from L2 has been used by only 64 rows. If one program has two consumers with
-# 64 rows each, both can read the same tile.
+# 64 rows each, both can read the same tile, so half as many bytes have to come from L2.
 #
 # How many consumers do the registers allow? A consumer thread holds o and s in fp32 and p in 16 bits. The block o has
 # 64 · d values, and s has 64 · B_c. The block p has as many values as s, but each of them takes only half a register.
 # Divided among 128 threads, they need $64\,(d + 1.5\,B_c) / 128$ registers per thread, and m, $\ell$ and everything
 # else take about 24 more. Appendix A counts 40 for everything else, but here a descriptor holds the addresses, so 24
-# are enough. The table lists the need for tiles of 128 keys, which come with rung 18, and for the three consumers of
-# rung 23. Rung 17 itself keeps tiles of 64 keys, so it needs fewer registers than rung 18:
+# are enough.
+#
+# The table lists the need for tiles of 128 keys, which come with rung 18, and for the three consumers of rung 23. Rung
+# 17 itself keeps tiles of 64 keys, so it needs fewer registers than rung 18:
 #
 # | d | keys per tile | consumers | registers needed | available | |
 # | ---: | ---: | ---: | ---: | ---: | --- |
