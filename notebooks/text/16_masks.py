@@ -146,13 +146,19 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # to 11 for B = 4 and two windows, with a `#` for each key that a row sees:
 #
 # ```text
-#         left = 6                           left = 8
-# row  8  · · # #   # # # #   # · · ·        # # # #   # # # #   # · · ·
-# row  9  · · · #   # # # #   # # · ·        · # # #   # # # #   # # · ·
-# row 10  · · · ·   # # # #   # # # ·        · · # #   # # # #   # # # ·
-# row 11  · · · ·   · # # #   # # # #        · · · #   # # # #   # # # #
-#         tile 0    tile 1    tile 2         tile 0    tile 1    tile 2
-#         mask      mask      mask           mask      FULL      mask
+# left = 6   tile 0    tile 1    tile 2
+# row  8     · · # #   # # # #   # · · ·
+# row  9     · · · #   # # # #   # # · ·
+# row 10     · · · ·   # # # #   # # # ·
+# row 11     · · · ·   · # # #   # # # #
+#            mask      mask      mask
+#
+# left = 8   tile 0    tile 1    tile 2
+# row  8     # # # #   # # # #   # · · ·
+# row  9     · # # #   # # # #   # # · ·
+# row 10     · · # #   # # # #   # # # ·
+# row 11     · · · #   # # # #   # # # #
+#            mask      FULL      mask
 # ```
 #
 # With left = 6, the windows of these rows begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 drop out, so tiles 0 and 1 need
