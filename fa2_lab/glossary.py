@@ -46,7 +46,7 @@ d | 00 | number | - | head dimension: the length of a query, a key, a value | �
 """
 
 # name | chapter or rung that explains it | picture that shows it | English | Chinese. An indented line continues the
-# one above.
+# line above.
 WORDS = """
 # The map of a GPU
 HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存

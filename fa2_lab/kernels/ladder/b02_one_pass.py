@@ -43,7 +43,7 @@ def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.const
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Create an empty ring of STAGES tiles with X's block shape, each to be released by CONSUMERS consumers."""
+    """Create an empty ring of STAGES tiles with X's block shape. CONSUMERS consumers have to release each tile."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -198,7 +198,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     i, head = block_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees tile T_c or any later tile
-    T_c = gl.maximum(T_c, 1)  # rows that see no key still visit one tile
+    T_c = gl.maximum(T_c, 1)  # a row block that sees no key still visits one tile
     q = ring(tile_buffers(Q, CONSUMERS), 1)
     k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
     hopper.fence_async_shared()  # make the barriers visible to TMA
