@@ -91,10 +91,6 @@ CAUSE = {  # {rung: on a page, the text beside the first changed box or below th
     19: "no test for the last key",
     22: "o is not rescaled",
 }
-THICK = {
-    21: " A thick edge marks the next row block.",
-    23: " A thick edge marks the third consumer, and a dashed box the clocks to spare.",
-}
 LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
 # {rung: clock cycles drawn}, for rungs that change little within a tile.
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}
@@ -260,10 +256,9 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         " instructions that a thread executes in most tiles, including the few that start the matmuls."
         + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
-        + THICK.get(number, "")
-        + " If a job takes twice as long, two warpgroups share its unit. While all lines of the tensor cores are empty,"
-        " time is still to be gained. The percentage is measured. It is the share of the time in which a profiler saw"
-        " the tensor cores at work."
+        + " If a job takes twice as long, two warpgroups share its unit. Wherever all lines of the tensor cores are"
+        " empty, there is still time to be gained. The measured percentage is the share of the time in which a profiler"
+        " saw the tensor cores at work."
     )
     timelines, faded, heights = {}, [name for key, name in UNITS.items() if unit not in ("", key)], []
     for panel in panels:
