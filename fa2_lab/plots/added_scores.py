@@ -61,9 +61,9 @@ def draw(
     drafts, and `functions` holds the formulas to print.
     """
     caption = (
-        "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
-        f" score; hatched scores get −∞, as all keys after the query do. The drafts come after {context} tokens that"
-        " all of them see, and each draft also sees its own ancestors."
+        "One small function of row and column gives any mask or bias. The paler the fill, the more is subtracted from"
+        " the score. Hatched scores get −∞, and so do the scores of all keys after the query. The drafts come after"
+        f" {context} tokens that all of them see, and each draft also sees its own ancestors."
     )
     rows = 2 if style.narrow() else 1
     figure, axes = style.new_figure(4.9 if style.narrow() else 2.2, caption, nrows=rows, ncols=4 // rows)

@@ -39,7 +39,7 @@ def draw(
 ) -> style.Drawn:
     """Draw the tiles by kind on a grid and, beside it, the number of tiles visited and needed for each length."""
     caption = (
-        "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
+        "Under a window, a causal loop visits ever more useless tiles as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"
         " loop that knows only the causal mask, although the mask hides all of their scores."
     )
@@ -72,7 +72,7 @@ def _grid(ax: style.Axes, kinds: np.ndarray) -> None:
     ax.scatter(empty[:, 1] + 0.5, empty[:, 0] + 0.5, s=1.5, color=style.QUIET, linewidths=0)
     style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.CLEAR)
     style.note(
-        ax, 0.31 * T, 0.76 * T, f"{len(empty)} visited in vain:\noutside the window", ha="center", bbox=style.CLEAR
+        ax, 0.31 * T, 0.76 * T, f"{len(empty)} useless tiles:\noutside the window", ha="center", bbox=style.CLEAR
     )
 
 
