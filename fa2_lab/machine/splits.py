@@ -1,11 +1,11 @@
 """A model of decode: how the keys of a long cache are split among programs, and how long the programs take.
 
-A single query forms one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use
-the whole bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same
-number of splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program
-may finish one head and start the next. Equal shares need no second wave, even if the sequences have different lengths.
-The kernels choose among them by the rules in kernels/decode/shares.py. Time is counted in units of work: one unit to
-read a tile, and one to start a head.
+A single query forms one row block, so one program per head would leave most SMs idle, and the few busy SMs could not
+use the whole bandwidth. The module models three ways to launch the programs, each as a list of blocks for
+grid.schedule(): one block per head; the same number of splits for every head (split-KV); and equal shares of the tiles
+of all heads (stream-K), so that a program may finish one head and start the next. Equal shares need no second wave,
+even if the sequences have different lengths. The kernels choose among the three by the rules in
+kernels/decode/shares.py. Time is counted in units of work: one unit to read a tile, and one to start a head.
 """
 
 import math
@@ -22,10 +22,10 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """The stream-K split, which lays the work of all heads end to end and cuts it into equal shares.
+    """The stream-K split: the work of all heads, laid end to end, is cut into equal shares, one per program.
 
-    A head takes one unit of work to start (to load its queries and fill the pipeline), and then one unit per tile.
-    Program w executes the units w · share … (w + 1) · share − 1.
+    The work of a head is one unit to start the head (load its queries and fill the pipeline), plus one unit per tile.
+    Program w executes the units from w · share to (w + 1) · share − 1.
     """
 
     tiles: tuple[int, ...]  # the number of tiles in each head
@@ -42,7 +42,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The total work for all heads, in units."""
+        """The total work of all heads, in units."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -59,7 +59,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return program w's work in order, as a list of (head, begin, end): the head's tiles begin … end − 1."""
+        """Return program w's work in order, as a list of (head, begin, end) for the head's tiles begin to end − 1."""
         parts = []
         for head, n in enumerate(self.tiles):
             first = self.first_unit(head)
@@ -79,7 +79,7 @@ class Shares:
     def part_index(self, w: int, head: int) -> int:
         """Return the index, in the scratch buffer, of program w's partial result for a head.
 
-        The indices are unique, because either w or the head increases from one partial result to the next.
+        The indices are unique because either w or the head increases from one partial result to the next.
         """
         return w + head
 
@@ -114,8 +114,8 @@ def read_seconds(
     """Return the time in seconds that `programs` programs take to read all tiles in equal shares.
 
     The time does not include launch overhead. `tiles` lists the number of tiles in each head, and a tile has
-    `tile_bytes` bytes. A program that runs alone reads `alone` bytes per second. Concurrent programs share `bandwidth`,
-    in bytes per second, equally. `slots` is the number of programs that can run concurrently.
+    `tile_bytes` bytes. A program that runs alone reads `alone` bytes per second. Concurrent programs share the total of
+    `bandwidth` bytes per second equally. `slots` is the number of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)
