@@ -52,6 +52,7 @@ from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.plots import overlap_timeline, rung_timeline
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
 from fa2_studio.book.hopper import Climb, change, read, show_code
@@ -1060,6 +1061,9 @@ verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, a
         [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1)
          for n in ("14", "15", "16")] == [1790, 1950, 1890]
         and all(round(4 * rung_timeline.sizes(n).copy, -1) == 1640 for n in ("14", "15", "16")))
+verdict("instructions per tile: 352, 422, 371, 369, 589, 473, 465, 473, 406 and 248 on rungs 14 to 23",
+        [int(rung_timeline.sizes(f"{n}").softmax) for n in range(14, 24)]
+        == [352, 422, 371, 369, 589, 473, 465, 473, 406, 248])
 verdict("rung 15 is slower than rung 14",
         all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
@@ -1069,6 +1073,11 @@ verdict("rung 18 takes the same bytes through L2, but is faster",
         abs(climb.compare("18", "L2 bytes") - 1) < 0.1 < climb.factor("18") - 0.95)
 verdict("rung 19 is about as busy as *Neither*, far from *Between*",
         50 < climb.value("19", "tensor cores at work, %") < 75)
+errors = [[x.values["fa2_lab"][0] / x.values["fa2_lab portable"][0]
+           for x in load("accuracy").rows if x.problem["rung"].startswith(f"O, {inputs}")]
+          for inputs in ("normal", "outliers")]
+verdict("the lag makes O's error 3 to 4% larger, and 10 to 17% with outliers",
+        [[round(100 * (f(x) - 1)) for f in (min, max)] for x in errors] == [[3, 4], [10, 17]])
 verdict("rung 23 saves bytes through L2 and a few cycles, and hardly lowers the clock",
         climb.compare("23", "L2 bytes") < 0.85
         and 0.93 < climb.compare("23", "SM cycles") < 1
