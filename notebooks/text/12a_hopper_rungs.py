@@ -383,12 +383,24 @@ with TemporaryDirectory() as folder:
 # | *filled* | the producer (`expect`), and the copy's bytes | all consumers | no consumer reads too early |
 # | *emptied* | every consumer | the producer | the producer does not write too early |
 #
-# Tile n belongs to round n // `STAGES`, because that is how often its stage has been used before. To read this tile,
-# the consumers wait at *filled* for the end of phase `round & 1`. To write it, the producer waits at *emptied* for the
-# end of phase `(round & 1) ^ 1`. In round 0 that is phase 1, which counts as over, so the producer can begin at once.
-# That is correct, since all stages are empty at first even though no consumer has released one.
+# Tile n belongs to round n // `STAGES`, because that is how often its stage has been used before. With two stages, for
+# example, the tiles use the stages in this order:
 #
-# For example, with two stages, tiles 0, 2 and 4 use stage 0, in rounds 0, 1 and 2:
+# ```text
+#           round 0   round 1   round 2
+# stage 0   tile 0    tile 2    tile 4
+# stage 1   tile 1    tile 3    tile 5
+# phase     0         1         0
+# ```
+#
+# In each round, each of a stage's two barriers goes through one phase. The phase of *filled* ends when the round's tile
+# has arrived. The phase of *emptied* ends when all consumers have released this tile. So to read a tile, the consumers
+# wait at *filled* for the end of the phase of the same round, which is `round & 1`. To write a tile, the producer waits
+# at *emptied* for the end of the phase of the *previous* round, which is `(round & 1) ^ 1`. In round 0, that is phase
+# 1, which counts as over, so the producer can begin at once. That is correct, since all stages are empty at first even
+# though no consumer has released one.
+#
+# For stage 0 of the example, these are all the waits:
 #
 # | tile | before copying it, the producer waits at *emptied* for | before reading it, the consumers wait at *filled* for |
 # | --- | --- | --- |
