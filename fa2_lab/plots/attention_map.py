@@ -32,7 +32,7 @@ def data(sentence: str = SENTENCE) -> dict:
 def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
-    Within a text, a given word usually has the same successor each time it occurs.
+    Within a text, a word usually has the same successor each time it occurs.
     """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))

@@ -1,4 +1,4 @@
-"""Timeline of the Hopper backward's launches, with and without programmatic dependent launch (PDL)."""
+"""Timeline of the launches in the Hopper backward pass, with and without programmatic dependent launch (PDL)."""
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style

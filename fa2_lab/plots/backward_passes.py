@@ -1,4 +1,4 @@
-"""Diagram of one tile's matmuls in a one-pass backward and in a two-pass backward."""
+"""Diagram of the matmuls for one tile if the gradients are computed in one pass, and if they are computed in two."""
 
 from fa2_lab.plots import style
 
@@ -11,7 +11,7 @@ def data() -> dict:
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """Draw one row for the one-pass backward and one for the two-pass backward, with a box for each matmul.
+    """Draw a row of boxes for one pass, and another row for two passes, with a box for each matmul.
 
     A box is hatched if an earlier pass has already computed the same matmul. `ways` is {name: list of passes}, where a
     pass is the list of its matmuls.

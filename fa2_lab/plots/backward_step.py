@@ -1,4 +1,4 @@
-"""Timeline of one step of the Hopper backward: a consumer's matmuls, exponentials and additions to dQ."""
+"""Timeline of one step of the Hopper backward pass: a consumer's matmuls, exponentials and additions to dQ."""
 
 from collections.abc import Generator
 

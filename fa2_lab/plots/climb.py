@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """Return the speeds measured by `fa2-lab bench ladder` for the shape that fills the GPU."""
+    """Return the speeds that `fa2-lab bench ladder` measured on a problem that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.table_row(record, masked, d=128) for masked in (False, True))
     names_in_both = full.values.keys() & causal.values.keys()
@@ -46,9 +46,9 @@ LOSES = 0.99  # a change that multiplies the speed by less than this has an open
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """Draw the speed of each rung relative to that of `peer`.
 
-    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump has the
-    jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s without a mask,
-    TFLOP/s under the causal mask).
+    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump is labelled
+    with the jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s
+    without a mask, TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw those partial results of a head that must be merged, with an arrow to the head's output."""
+    """Draw a head's partial results and their merge. If one program reads the whole head, write its number instead."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

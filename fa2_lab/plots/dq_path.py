@@ -1,4 +1,4 @@
-"""Diagram of dQ's path in the Hopper backward: many additions to accumulators in L2, then one copy to HBM."""
+"""Diagram of dQ's path in the Hopper backward pass: many additions to accumulators in L2, then one copy to HBM."""
 
 from fa2_lab.plots import style
 

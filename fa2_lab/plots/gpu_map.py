@@ -1,4 +1,4 @@
-"""A map of a GPU: the sizes of its memories as areas, and their bandwidths as bars, both to scale."""
+"""A map of a GPU that shows the sizes of its memories as areas and their bandwidths as bars, both to scale."""
 
 from math import sqrt
 from typing import NamedTuple
@@ -25,8 +25,8 @@ def data(name: str = "H200") -> dict:
 def memories(chip: chips.Chip) -> list[Memory]:
     """Return a chip's memories, beginning with the registers.
 
-    The registers' bandwidth assumes that each FP32 unit reads three 4-byte numbers per clock cycle. L2's bandwidth is
-    measured.
+    For the bandwidth of the registers, each FP32 unit is assumed to read three 4-byte numbers per clock cycle. The
+    bandwidth of L2 is measured.
     """
     clocks, l2 = chip.SMs * chip.clock_hz, measured_rates(chip).get("L2 TB/s")
     return [

@@ -1,4 +1,4 @@
-"""Plot of FA1's and standard attention's HBM traffic against the size of on-chip memory, and of the lower bound."""
+"""Plot of HBM traffic against the size of on-chip memory, for FA1 and standard attention, with a lower bound."""
 
 from itertools import pairwise
 
@@ -27,8 +27,8 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `least` is the number of elements of Q, K, V and O, each moved once. Neither depends on M. `memories` is {chip:
-    bytes of shared memory}.
+    `least` is the number that moving each of Q, K, V and O once would take. These two numbers do not depend on M.
+    `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]
     enough = min(M for M in moved if moved[M] < standard) * 2 // 1024

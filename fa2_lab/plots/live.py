@@ -24,7 +24,7 @@ STILLS = {  # {interactive figure: picture used as its static version}
     "backward": "worker_tiles",
     "race": "dq_over_time",
 }
-WIDE = ("algorithm1", "climb", "tiles")  # interactive figures as wide as the window
+WIDE = ("algorithm1", "climb", "tiles")  # interactive figures that are as wide as the window
 HEAD = re.compile(
     r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">(?:\n<meta name="still" content="(.*?)">)?'
 )

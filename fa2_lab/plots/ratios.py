@@ -16,7 +16,7 @@ FAST_PEERS = {  # the fastest other implementations, which have separate lanes i
 SLOW_PEERS = (
     "FlexAttention",
     "torch flash",
-)  # implementations without lanes, because they are slower in almost all rows
+)  # implementations that have no lanes because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
@@ -65,7 +65,7 @@ def data() -> dict:
 
 
 def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements in `rows` for this direction, such as "forward"."""
+    """Return those measurements in `rows` that were made in one direction, for example "forward"."""
     return [row for row in rows if row.direction == direction]
 
 
@@ -78,7 +78,7 @@ def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
 
 
 def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return the picture's two rows for these measurements, one for the forward and one for the backward."""
+    """Return two rows of the picture for these measurements, one for the forward pass and one for the backward pass."""
     return [
         (group, direction, ratios_to_others(of_direction(rows, direction))) for direction in ("forward", "backward")
     ]
@@ -88,9 +88,9 @@ def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Next to them are the median and
-    the number of problems on which fa2_lab is slower. The remaining implementations have no lanes, because they are
-    slower in almost all rows. The legend counts these rows.
+    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Beside the lane are the median as
+    a number and the number of problems on which fa2_lab is slower. The implementations in SLOW_PEERS have no lanes. The
+    legend states in how many rows they are slower than fa2_lab.
     """
     losses = [
         (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))
@@ -192,12 +192,12 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
-    """Return {implementation: median ratio}, rounded as printed. At 1.00, neither implementation is faster."""
+    """Return {implementation: median ratio}, rounded as printed. At 1.00, fa2_lab and the other are equally fast."""
     return {name: round(median(values), 2) for name, values in ratios.items()}
 
 
 def faster_implementations(ratios: dict[str, list[float]]) -> str:
-    """List the implementations that are faster than fa2_lab in the median, with their ratios."""
+    """List the implementations that are faster than fa2_lab by median, with their median ratios."""
     slower = [f"{middle:.2f} of the speed of {name}" for name, middle in medians(ratios).items() if middle < 1]
     return " and ".join(slower)
 

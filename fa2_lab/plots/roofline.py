@@ -4,8 +4,8 @@
     own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost), for settings of your own
 
-Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
-a method, data() returns the measured ladder of chapter 10, plotted against the DRAM traffic that the hardware counted.
+Methods are named as in rates.METHODS. Cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
+a method, data() returns the measured ladder of chapter 10, with the DRAM traffic that the hardware counted.
 
 rooflines.py defines the rooflines in the chapters.
 """
@@ -40,7 +40,7 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """Return the arguments of draw() for the given methods, each at its upper bound.
+    """Return the arguments of draw() for the given methods, each at the highest speed that the chip allows.
 
     If no methods are given, return the arguments for the ladder.
 
@@ -82,7 +82,7 @@ def join_with_and(words: list[str]) -> str:
 
 
 def ladder(d: int) -> dict:
-    """Return the arguments of draw() for some rungs without a mask.
+    """Return the arguments of draw() for the rungs in SHOWN, measured without a mask.
 
     A rung's coordinates are its FLOPs per byte of DRAM traffic, and its measured TFLOP/s.
     """
@@ -181,9 +181,10 @@ def draw(
 
 
 def x_limits(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Return the x-coordinates, in FLOPs per byte, of the axis's start, the names' left edge, and the axis's end.
+    """Return the x-coordinates where the axis begins, where the column of names begins, and where both of them end.
 
-    `low` and `high` are the methods' smallest and largest x-coordinates. `crowded` is True if a ceiling is dashed.
+    All coordinates are in FLOPs per byte. `low` and `high` are the smallest and the largest x-coordinate of a method.
+    `crowded` is True for the ladder, whose many names need more room on a phone.
     """
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
@@ -219,8 +220,8 @@ def _draw_roof(
     """Draw a ceiling's sloping part and flat part from x = left to x = right, with their labels.
 
     `left_of_it` puts the first label to the left of the sloping part instead of below it, and `under_it` puts the
-    second label under the flat part. A dashed ceiling is above a solid one and has its label above it. If the units
-    that limit the methods are known (`limited`), _label_roof() writes the labels instead.
+    second label under the flat part. A dashed ceiling is above a solid one, and its label is above its line. If the
+    units that limit the methods are known (`limited`), _label_roof() writes the labels instead.
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)

@@ -28,7 +28,7 @@ def forward() -> dict:
 
 
 def backward() -> dict:
-    """Return the roofline of three versions of the FA2 backward, with 64 × 64 tiles (chapter 05)."""
+    """Return the roofline of three versions of FA2's backward pass, with 64 × 64 tiles (chapter 05)."""
     one = cost("FA2 backward")  # every tile loads and stores dq
     dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq loaded (or stored): heads × column blocks × dQ in fp32
     methods = {
@@ -73,7 +73,7 @@ def split() -> dict:
 
 
 def one_pass() -> dict:
-    """Return the roofline of the one-pass backward, with the Hopper kernel's measured speed (chapter 13)."""
+    """Return the roofline of a backward pass in one kernel, with the Hopper kernel's measured speed (chapter 13)."""
     method = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
     problem = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and problem.items() <= row.problem.items()]

@@ -10,8 +10,8 @@ from fa2_lab.records import layouts_record
 def data(row: int = 21, d: int = 128) -> dict:
     """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
 
-    These include the lane and register that hold each score of a wgmma result, and the maximum that each lane of the
-    row holds after each step.
+    The arguments include the lane and register that hold each score of a wgmma result, and the maximum that each lane
+    of the row holds after each step.
     """
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]

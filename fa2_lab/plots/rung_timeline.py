@@ -1,4 +1,4 @@
-"""Timelines of one SM on a rung and on the previous rung, with strips for copies, tensor cores and softmax.
+"""Timelines of one SM that runs a rung, and then the previous rung, with strips for copies, tensor cores and softmax.
 
 The time that a tile takes on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py.
 A warpgroup's matmuls occupy the tensor cores, its instructions occupy the issue slots, and its tiles occupy the path

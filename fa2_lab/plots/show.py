@@ -16,7 +16,7 @@ SEVERAL = "pipelines", "rooflines", "rung_timeline", "waves"  # files that draw 
 
 DENSITY = 2  # PNG pixels per page pixel
 MARGIN, ROUND = 16, 14  # the card's margin around the picture and its corner radius, in page pixels
-SOFT = 4  # palette entries with different opacities, for the edges of the rounded corners
+SOFT = 4  # number of palette entries with different opacities, which smooth the rounded corners
 
 
 def file_and_argument(name: str) -> tuple[str, str]:

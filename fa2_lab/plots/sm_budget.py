@@ -1,4 +1,4 @@
-"""Bar chart of the shared memory and the registers of an SM that one program of the Hopper forward uses."""
+"""Bar chart of the shared memory and the registers of an SM that one program of the Hopper forward kernel uses."""
 
 from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.machine import chips

@@ -308,7 +308,7 @@ def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str 
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many rectangles (x, y, width, height) in the same style. Making them a single patch shrinks the file."""
+    """Draw many rectangles (x, y, width, height) in the same style, as a single patch, which keeps the file small."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)

@@ -27,7 +27,7 @@ def data() -> dict:
 
 
 def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
-    """Return a list of (N, value) for one implementation's forward at d = 128.
+    """Return a list of (N, value) for the forward pass of one implementation at d = 128.
 
     If `whole` is set, include only problems without a mask and with 16,384 tokens in total.
     """

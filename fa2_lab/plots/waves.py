@@ -54,7 +54,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """Return two schedules of the backward's 64 column blocks on an H200: whole, and cut into halves (chapter 13)."""
+    """Return two schedules of 64 column blocks of the backward pass on an H200: whole, and in halves (chapter 13)."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
