@@ -397,20 +397,28 @@ def wrong(careful, orders=500):
 read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
-# For each row block, the producer first sends the consumers a message. `send` is given five numbers, but without packed
-# sequences, it writes only the first three, which are the row, the batch entry and the head. A slot of the mailbox then
-# has four places, as in the table above, because the number of places is rounded up to a power of two. For packed
-# sequences, `send` also writes the two lengths, and a slot has eight places.
+# Line by line, the producer does the following for each row block:
 #
-# The producer then copies the rightmost tile of K and, after it, Q. The remaining tiles follow from right to left, so
-# the tiles on the diagonal, which need the mask, come first. K always stays one tile ahead of V. `sequence` holds the
-# lengths of a packed sequence, and without packing it is simply `geometry`.
+# | line | what it does |
+# | --- | --- |
+# | `block_coord`, `row_block` | turn the number t into the row block's first row, its batch entry and its head |
+# | `mailbox.send` | sends the consumers these numbers |
+# | `tile_end`, `tile_begin` | compute which tiles the block's rows see: `end` is the index just past the last one, but at least 1, so that O is always written, and `first` is the index of the first one, which is 0 unless there is a window |
+# | `k.load`, then `q.load` | copy the rightmost tile of K and, after it, Q |
+# | the loop over j | copies the other tiles from right to left, so that the tiles on the diagonal, which need the mask, come first; K always stays one tile ahead of V |
+# | `scheduler.next` | fetches the number of the next row block |
+# | `k.acquire(n)` | waits before the last tile of V, as in the question above |
+# | the last `v.load` | copies the last tile of V |
 #
-# `geometry` knows which keys each row sees. `tile_end` returns the index just past the last tile that the block's rows
-# see, but at least 1, so that O is always written. `tile_begin` returns the index of the first tile, which is 0 unless
-# there is a window. `acquire(n)` is the wait that the question above was about. When the producer reaches that
-# line, n has already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore
-# waits for the stage of K that this next tile will use.
+# Two details need an explanation. The first is the number in `acquire(n)`. When the producer reaches this line, n has
+# already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore waits for the
+# stage of K that this next tile will use.
+#
+# The second detail is the message. `send` is given five numbers, but without packed sequences, it writes only the first
+# three, which are the row, the batch entry and the head. A slot of the mailbox then has four places, as in the table
+# above, because the number of places is rounded up to a power of two. For packed sequences, `send` also writes the two
+# lengths, and a slot has eight places. `sequence` then holds these lengths, and without packing it is simply
+# `geometry`.
 
 # %% [markdown]
 # ## Part 3 · What a consumer does with a row block (23 minutes)
