@@ -1017,7 +1017,7 @@ show("rung_timeline_23")
 # ## Exercises
 #
 # **Write a kernel.** For each of 64 rows of Q, the kernel finds the largest score over all keys. It works through the
-# tiles of K and calls `tile_maxima` for each of them. Write that function: it has to start the copy of K's tile j,
+# tiles of K and calls `tile_maxima` for each of them. Write that function. It has to start the copy of K's tile j,
 # start the matmul, wait for it, and return each row's largest score. The copy of Q used the same barrier and has
 # already completed its phase 0. N_k is a multiple of 64, so you need no mask. You can use `gl`, `mbarrier`, `tma`,
 # `warpgroup_mma` and `warpgroup_mma_wait`. You do not need `gl.barrier()` before the copy, since the compiler adds it.

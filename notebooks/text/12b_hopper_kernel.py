@@ -634,8 +634,9 @@ for d, causal in product((64, 128), (False, True)):
 # to leave out the mask.
 #
 # The function around this loop, `process_row_block`, handles the first and the last tile. Before the loop, it masks the
-# first, rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V.
-# Inside the loop, therefore, no tile can extend past the last key.
+# first, rightmost tile if the call has a mask, or if the last key is not at the end of that tile. After the loop, it
+# computes the last P V. Inside the loop, therefore, no tile can extend past the last key, so `step` tests only the
+# bounds of a mask.
 #
 # ## Part 4 · Inside a tile (18 minutes)
 # Part 3 only named the parts of a step. This part opens four of them, namely the turns, the softmax, the update of m,

@@ -354,8 +354,8 @@ for n, speed in stages.items():
 #   a tile takes to arrive, further stages change nothing.
 #
 # The measurement shows both. A second tile in flight makes a program 1.5 times as fast, so with two stages, it does
-# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy: the work
-# on a tile takes about 0.76 µs.
+# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy, and the
+# work on a tile takes about 0.76 µs.
 #
 # For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
 # work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
