@@ -98,7 +98,7 @@ def report_to(parent: Connection, a: argparse.Namespace) -> None:
 def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], object]) -> tuple[str, int]:
     """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not.
 
-    before_call() receives each case before the function is called on it.
+    before_call() is called with each case before the function runs on it.
     """
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)
@@ -188,7 +188,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return a paragraph on one finding: what is wrong, where and by how much, what to read, how to reproduce it."""
+    """Return the lines about one finding: what is wrong, where, by how much, what to read, and how to reproduce it."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

@@ -55,7 +55,10 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """One row of the table, for a rung or for another implementation, such as cuDNN. Only a rung has a `change`."""
+    """One row of the table, for a rung or for another implementation, such as cuDNN.
+
+    `change` holds the speedups over the previous rung. It is empty for the first rung and for other implementations.
+    """
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -126,7 +129,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the table as text, followed by an explanation of each prediction that misses."""
+    """Return the table as text. If a prediction is off by more than 10%, the reason follows below the table."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -168,7 +171,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return a page about one change, with its purpose, hypothesis, diff and measurements, and the next rung."""
+    """Return a page about one change: its purpose, the hypothesis, the diff, the measurements, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -225,7 +228,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return text that lists two rungs' speeds on all recorded problems, and differences in their code and counters.
+    """Return a list of two rungs' speeds on all recorded problems, and of the differences in their code and counters.
 
     A counter is shown only if it changed by more than 10%.
     """

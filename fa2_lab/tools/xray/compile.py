@@ -1,4 +1,4 @@
-"""Functions that compile kernels, always in a new Python process, because one process can compile for only one chip."""
+"""Functions that compile kernels in new Python processes, because a process can compile for only one chip."""
 
 import json
 import os
@@ -65,9 +65,10 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """Compile the kernels of `name` once for each entry of `launches`, whose options replace the call's own.
+    """Compile the kernels of `name` once for each entry of `launches`.
 
-    For example, the entry {"num_stages": 2} compiles the kernels with two stages.
+    The options in an entry replace those that the call would set. For example, the entry {"num_stages": 2} compiles the
+    kernels with two stages.
     """
     chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
@@ -115,7 +116,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the full name, as in names(), of a rung such as "09" or a kernel. For a file, return its full path."""
+    """Return the full name of a kernel, or of a rung such as "09", as in names(). For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

@@ -1,4 +1,4 @@
-"""A process that compiles every launch of one call for one chip without running it, and prints the result as JSON."""
+"""A process that compiles, but does not run, every launch of one call for one chip, and prints the results as JSON."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward of `name` (a rung, a package kernel or a file), with q in place of every tensor."""
+    """Call a pass of `name` (a rung, a package kernel or a file), with q in place of every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":
