@@ -19,7 +19,7 @@ NEGLIGIBLE = 1e-6  # a remainder of fewer clock cycles than this is a rounding e
 
 
 class Deadlock(RuntimeError):
-    """Raised if every actor is waiting and no job is running whose end could resume one of them."""
+    """Raised if all actors are waiting but no job is running that could end one of their waits."""
 
 
 @dataclass(frozen=True)

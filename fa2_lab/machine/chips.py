@@ -37,7 +37,7 @@ class Chip:
     hbm_bytes: int
     hbm_per_second: float  # bytes per second
     l2_bytes: int
-    link_per_second: float  # bytes per second to other GPUs in one direction; datasheets list the sum of both
+    link_per_second: float  # bytes per second to other GPUs in one direction; datasheets add both directions
 
 
 # The tables ------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def _rows(table: str) -> dict[str, list]:
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the Chip for one row of _CHIPS. `SM` selects the row of _SMS that lists the limits of its architecture."""
+    """Return the Chip for one row of _CHIPS. `SM` selects the row of _SMS with the architecture's limits."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(

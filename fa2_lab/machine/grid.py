@@ -113,7 +113,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return the number of tiles of each FA2 worker as an array (T_r,), or (T_c,) for the backward pass."""
+    """Return the number of tiles of each FA2 worker as an array of shape (T_r,), or (T_c,) in the backward pass."""
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)

@@ -175,7 +175,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return `moved`, limited to `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
+    """Return `moved`, but with at most `passes` loads and stores of each tensor, as if a cache absorbed the others."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -273,7 +273,7 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
     tiles = per_tile(scores_visited(tiling), rows_visited(tiling), cols_visited(tiling), d)
     if direction == "backward":
         return tiles + fa2_backward_start(tiling.N_q, d)
-    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without tiles divides nothing
+    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without tiles is not divided by l
     return tiles + fa2_forward_end(int(started.sum()), d)
 
 

@@ -3,7 +3,7 @@
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (only before rung 10, which introduces prefetching), the tensor cores, the issue slots and the exponential unit. Then
 the warpgroup waits for a fixed time without using any shared unit. The warpgroups of an SM queue at every unit, and
-`clocks_per_tile` analyses these queues by mean values. Row blocks queue for SMs in launch order, and `makespan`
+`clocks_per_tile` is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, and `makespan`
 simulates this queue.
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
@@ -119,7 +119,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles left in each running program, per SM
-    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when its next end was last computed, and how often
+    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when the next end of a program was last computed, and how often
     ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, plan[SM] when this end was computed)
 
     def plan_end(SM: int, now: float) -> None:

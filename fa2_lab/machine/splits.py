@@ -89,7 +89,7 @@ class Shares:
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return one block per share, as an argument for grid.schedule."""
+        """Return a list with one block per share, as an argument for grid.schedule()."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -99,7 +99,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return blocks for grid.schedule, with every head cut into `splits` pieces of nearly equal length."""
+    """Return a list of blocks for grid.schedule(), in which every head is cut into `splits` nearly equal pieces."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]

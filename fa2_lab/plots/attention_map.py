@@ -54,13 +54,13 @@ def random_text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices: one of a text's words, and one of their predecessors (zeros for the first word)."""
+    """Return the words of a text as a one-hot matrix, and likewise the word before each (zeros for the first word)."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return a text's Q, K and V."""
+    """Return Q, K and V for a text, computed with the head's weights W_Q and W_K."""
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 

@@ -30,7 +30,7 @@ HIGH = 0.32
 
 @style.picture
 def draw() -> style.Drawn:
-    """Draw the loaded tensors of a tile at the top, the computed values below, and the three results at the bottom."""
+    """Draw the loaded tensors at the top, the values computed on chip below them, and the results at the bottom."""
     caption = "The backward pass runs five matmuls per tile, and one of them recomputes S, which was not kept. Boxes"
     caption += " without a fill are recomputed. L comes from the forward pass, and D is rowsum(dO ∘ O)."
     figure, ax = style.new_figure(4.6 if style.narrow() else 3.3, caption)

@@ -1,4 +1,4 @@
-"""Timelines of a step of the backward pass: its jobs one after another, and in the order of the kernel."""
+"""Timelines of a step of the backward pass, with its jobs one after another and with its jobs in the kernel's order."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,7 @@ from fa2_lab.plots import backward_step, rung_timeline, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """Return, for two orders of the jobs, all jobs and the share of the time in which the tensor cores are busy.
+    """Return the simulated jobs in both orders, and the share of the time in which the tensor cores are busy.
 
     A job is a tuple (unit, consumer, label, start, end), with times in clock cycles.
     """

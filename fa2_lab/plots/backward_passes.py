@@ -4,14 +4,14 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return {"one pass" or "two passes": list of passes}, where a pass is a list of its matmuls in order."""
+    """Return the argument of draw(): the passes of both ways, where a pass is the list of its matmuls in order."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """Draw a row of boxes for one pass, and another row for two passes, with a box for each matmul.
+    """Draw a row of boxes for each way to compute the gradients, with a box for each matmul.
 
     A box is hatched if an earlier pass has already computed the same matmul. `ways` is {name: list of passes}, where a
     pass is the list of its matmuls.

@@ -8,7 +8,7 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """Return the arguments of draw(): the resources that each block size needs in the forward pass, and the spills.
+    """Return the arguments of draw(): what each block size needs in the forward pass, and the recorded spills.
 
     Shared memory holds `stages` tiles of K and `stages` tiles of V. For num_stages = n, Triton keeps n tiles of each on
     Hopper, and n − 1 tiles of each on older chips.

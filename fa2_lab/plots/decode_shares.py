@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return the Shares of four programs, for five heads with 10, 3, 0, 12 and 2 tiles."""
+    """Return the equal shares of four programs that read five heads, which have 10, 3, 0, 12 and 2 tiles."""
     return dict(cut=splits.Shares((10, 3, 0, 12, 2), 4))
 
 
@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw a head's partial results and their merge. If one program reads the whole head, write its number instead."""
+    """Draw a head's partial results and their merge or, if a single program reads the head, name that program."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

@@ -13,7 +13,7 @@ def data(T: int = 4) -> dict:
     """Return a simulation of one head of T × T tiles on T SMs that start together, with one matmul as the unit of time.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
-    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of both methods in ms, and `made`
+    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways in ms, and `made`
     describes the measurement.
     """
     sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # every step of every SM, as (SM, step)
@@ -85,7 +85,7 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
 
 
 def _boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
-    """Draw a box for the tiles of an SM that share a label, with notches between them. A matmul takes `unit` ms."""
+    """Draw the tiles of an SM that share a label as one box with notches between them. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
     for SM, begun, ended, label in visits:
         spans.setdefault((SM, label), []).extend((unit * begun, unit * ended))

@@ -71,9 +71,9 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
 
 
 def _sizes(ax: style.Axes, places: list[Memory], side: float) -> float:
-    """Draw HBM as a square with the other memories in its corner, and a lens that enlarges them.
+    """Draw HBM as a square with the other memories in its corner, and a lens that enlarges these memories.
 
-    Return the x-coordinate of the enlarged memories' names.
+    Return the x-coordinate at which the names of the enlarged memories begin.
     """
     *near, far = places
     dots, pitch = [side * sqrt(place.size / far.size) for place in near], side / len(near)

@@ -18,7 +18,7 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
-    """Return how many elements the method `name` loads and stores in one head's forward pass."""
+    """Return how many elements the method `name` loads and stores in the forward pass of one head."""
     return io_model.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
@@ -27,7 +27,7 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `least` is the number that moving each of Q, K, V and O once would take. These two numbers do not depend on M.
+    `least` is the number needed to move each of Q, K, V and O once. These two numbers do not depend on M.
     `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]

@@ -66,7 +66,7 @@ class live:
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the interactive figure as an iframe with the given title. Once loaded, it hides the static figure."""
+        """Return the interactive figure as an iframe with this title. The loaded iframe hides the static figure."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'

@@ -100,7 +100,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _draw_row_range(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw row `row`'s range of keys as a bar, and write its first and last key below the matrix."""
+    """Draw the range of keys that row `row` sees as a bar, and write the two ends of the range below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     begin, end = (int(start + x) for x in tiling.interval(row - start))
     style.box(ax, begin, row, end - begin, 1, "", style.INK, linewidth=0)

@@ -9,7 +9,7 @@ Merge = tuple[int, int, SoftmaxState]  # the indices of two states (leaves come 
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """Return the softmax states of one row's key blocks (d = 1), and the merges in each of three orders."""
+    """Return the softmax state of each key block of one row (d = 1), and the merges in each of three orders."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.empty(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}

@@ -24,7 +24,7 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
     """Draw the stages of V and the consumers over time.
 
-    K's stages are not drawn, because a copy of K also waits for its turn, whereas a copy of V waits only for an empty
+    K's stages are not drawn because a copy of K also waits for its turn, whereas a copy of V waits only for an empty
     stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs` are (actor, label,
     start, end).
     """

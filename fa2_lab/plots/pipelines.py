@@ -19,7 +19,7 @@ def data(way: str = "forward") -> dict:
     return dict(way=way, rings=rings[way])
 
 
-# The producer's right edge, the left and right edges of the stages, and the consumers' left edge, in data units.
+# In data units: the producer's right edge, the left and right edges of the stages, and the consumers' left edge.
 PAGE = (1.1, 2.05, 3.85, 4.8)
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32

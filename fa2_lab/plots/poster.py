@@ -85,7 +85,7 @@ def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 def matmuls(tag: str) -> dict[int, str]:
-    """Return {line: circled digit} for the lines of an algorithm that run a matmul, numbering them in order."""
+    """Return {line: circled digit} for the lines of an algorithm that run a matmul, which are numbered in order."""
     lines = [line for line, work in WORK[tag].items() if "matmul" in work]
     return dict(zip(lines, "①②③④⑤", strict=False))
 
@@ -263,12 +263,12 @@ LOOP = {  # (column, row) of the corners of the frame around the inner loop's bo
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-WORKER = (  # explains what the backward pass's flow chart omits
+WORKER = (  # explains what the flow chart of the backward pass omits
     "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )
 WIDE, HIGH, RIGHT = 3.1, 0.85, 3.5  # a box's width and height, and the distance between columns, in the sheet's units
-DOWNS = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance to the next row of boxes}
+DOWNS = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance from one row of boxes to the next}
 INSET = (RIGHT - WIDE) / 2  # distance from the frame's edge to the boxes
 
 

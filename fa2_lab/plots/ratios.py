@@ -150,7 +150,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def slower_implementations(rows: list[Ratios], gap: str) -> str:
-    """Count the rows in which each implementation without lanes is slower than fa2_lab by median."""
+    """Return a sentence with the number of rows in which each of SLOW_PEERS is slower than fa2_lab by median."""
     counts = []
     for peer in SLOW_PEERS:
         found = [middles[peer] for *_, ratios in rows if peer in (middles := medians(ratios))]
@@ -167,10 +167,11 @@ def draw_key(ax: Axes, y: float, across: Transform) -> None:
 
 
 def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
-    """Draw the range and the median of the ratios to one implementation, and write both numbers at `number_place`.
+    """Draw the range and the median of the ratios to one implementation, and beside them two numbers.
 
-    `number_place` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale. If the
-    median is beyond the scale, the arrowhead has the full colour.
+    The numbers are the median, at `number_place` = (x, transform), and the number of problems on which fa2_lab is
+    slower. An arrowhead marks the end of a range that continues beyond the scale. If the median is beyond the scale,
+    the arrowhead has the full colour.
     """
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
@@ -192,7 +193,7 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
-    """Return {implementation: median ratio}, rounded as printed. At 1.00, fa2_lab and the other are equally fast."""
+    """Return {implementation: median ratio}, rounded to the printed precision. A ratio of 1.00 means equal speed."""
     return {name: round(median(values), 2) for name, values in ratios.items()}
 
 

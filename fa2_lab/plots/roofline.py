@@ -40,12 +40,11 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """Return the arguments of draw() for the given methods, each at the highest speed that the chip allows.
+    """Return the arguments of draw() for the given methods or, if none are given, for the ladder.
 
-    If no methods are given, return the arguments for the ladder.
-
-    A method's x-coordinate is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per requested
-    byte otherwise. `message` is the headline and must be a full sentence. `sizes` are arguments of rates.cost().
+    Each method is drawn at the highest speed that the chip allows. Its x-coordinate is its FLOPs per byte of DRAM
+    traffic if DRAM limits the method, and its FLOPs per requested byte otherwise. `message` is the headline and must be
+    a full sentence. `sizes` are arguments of rates.cost().
     """
     if not methods:
         return ladder(d)
@@ -273,7 +272,7 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
         elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # on the right, the DRAM line would cross the name
             style.beside(ax, words.replace(": ", ":\n"), (x, y), (-12, 4), ha="right", color=color)
         else:
-            name_below = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below
+            name_below = any(0.75 * y < other < y for _, other, *_ in points.values())
             shift = (8, -4)
             if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # the name goes below the line, not on it
                 shift = (8, -10)

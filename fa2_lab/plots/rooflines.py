@@ -56,7 +56,7 @@ def row_blocks() -> dict:
 def split() -> dict:
     """Return the roofline of one tile under split-K and split-Q (chapter 07).
 
-    Its horizontal axis is FLOPs per byte of shared memory.
+    The horizontal axis shows FLOPs per byte of shared memory.
     """
     rate, flops, points = rates(chips.A100), 4 * 128 * 64 * 128, {}
     for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):

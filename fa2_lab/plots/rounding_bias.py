@@ -12,7 +12,7 @@ BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])
 
 
 def data() -> dict:
-    """Return the distribution of o's rounding errors in column 0, and the running sum of D's errors over the rows.
+    """Return the distribution of the rounding errors of o in column 0, and the running sum of those of D over the rows.
 
     The errors of o are in units of the spacing between bf16 numbers.
     """

@@ -8,7 +8,7 @@ from fa2_lab.records import layouts_record
 
 
 def data(row: int = 21, d: int = 128) -> dict:
-    """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
+    """Return the arguments of draw() for one row of S in the compiled kernel with head dimension d.
 
     The arguments include the lane and register that hold each score of a wgmma result, and the maximum that each lane
     of the row holds after each step.
@@ -83,7 +83,7 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 
 
 def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, maxima: list[np.ndarray], each: int) -> None:
-    """Draw one line for each step, with the maximum that each lane holds after it.
+    """Draw one line for each step, with the maximum that each lane holds after the step.
 
     `maxima` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect each
     maximum to the two lanes from which it was computed.

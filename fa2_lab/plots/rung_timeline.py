@@ -1,4 +1,4 @@
-"""Timelines of one SM that runs a rung, and then the previous rung, with strips for copies, tensor cores and softmax.
+"""Timelines of one SM for two successive rungs of the ladder, with strips for copies, tensor cores and softmax.
 
 The time that a tile takes on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py.
 A warpgroup's matmuls occupy the tensor cores, its instructions occupy the issue slots, and its tiles occupy the path
@@ -82,7 +82,7 @@ WHY = {  # {rung: sentences added to its caption}
     " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
-CAUSE = {  # {rung: on a page, the text beside the first changed box or below the copies}
+CAUSE = {  # {rung: text beside the first changed box or below the copies, which a phone does not show}
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",

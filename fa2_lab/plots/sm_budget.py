@@ -25,8 +25,8 @@ def data() -> dict:
 def registers_of(config: configs.ForwardConfig) -> list[int]:
     """Return each consumer's registers per thread.
 
-    All warpgroups start with the same number of registers, a multiple of 8. Consumer 0 gets the registers not used by
-    the other warpgroups.
+    All warpgroups start with the same number of registers, a multiple of 8. Consumer 0 gets the registers that the
+    other warpgroups do not use.
     """
     start = FILE // (128 * (config.consumers + 1)) // 8 * 8
     other_registers = [config.registers] * (config.consumers - 1)

@@ -150,7 +150,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour of text on this fill."""
+    """Return the colour for text on this fill."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
@@ -386,7 +386,7 @@ def log_places(low: float, high: float, most: int = 9) -> list[float]:
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Put ticks on a logarithmic axis at exactly these positions."""
+    """Put ticks on a logarithmic axis at the given positions, and nowhere else."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
     axis.set_ticks([], minor=True)

@@ -128,7 +128,7 @@ def serving(environment: Environment) -> dict[str, str]:
     return served
 
 
-# What it means ------------------------------------------------------------------------------------------------
+# What the Environment means -----------------------------------------------------------------------------------
 
 
 def number(version: str) -> tuple[int, ...]:

@@ -141,7 +141,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the pictures to draw: those in `names`, or all if it is empty. Raise an error for an unknown name."""
+    """Return the pictures to draw: those in `names` or, without names, all. Raise an error for an unknown name."""
     pictures = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(pictures)
     if unknown:

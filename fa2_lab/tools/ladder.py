@@ -228,7 +228,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return a list of two rungs' speeds on all recorded problems, and of the differences in their code and counters.
+    """Return text with the speeds of two rungs on all recorded problems, and how their code and counters differ.
 
     A counter is shown only if it changed by more than 10%.
     """

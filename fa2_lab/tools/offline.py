@@ -50,10 +50,9 @@ class Absent:
 
 
 def report(kernel: Any) -> dict[str, int]:
-    """Return counts for a compiled kernel.
+    """Return the resources that a compiled kernel uses, and the counts of its spill and tensor-core instructions.
 
-    They are its registers and bytes of stack per thread, its bytes of shared memory, and the numbers of instructions
-    that spill registers and of those that use the tensor cores.
+    The resources are registers and bytes of stack per thread, and bytes of shared memory.
     """
     numbers = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return numbers | dict(shared=kernel.metadata.shared)
@@ -63,8 +62,8 @@ def report(kernel: Any) -> dict[str, int]:
 def read(cubin: bytes) -> tuple[str, str]:
     """Return a cubin's resource usage, and its SASS with source-line annotations.
 
-    Two NVIDIA tools that ship with Triton print these texts. The result is cached because nvdisasm takes a long time to
-    start.
+    Two NVIDIA tools that ship with Triton print these texts. The result is cached because nvdisasm spends most of each
+    run starting up.
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)

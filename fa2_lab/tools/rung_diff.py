@@ -16,7 +16,7 @@ def source(rung: str) -> str:
 
 
 def code(rung: str) -> list[str]:
-    """Return the non-empty lines of a rung's file after the module docstring."""
+    """Return the non-empty lines of a rung's file that follow the module docstring."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
     return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]

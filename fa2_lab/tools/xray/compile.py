@@ -116,7 +116,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the full name of a kernel, or of a rung such as "09", as in names(). For a file, return its full path."""
+    """Return the full name of a kernel, or of a rung such as "09", from names(). For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")
