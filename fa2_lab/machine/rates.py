@@ -71,7 +71,7 @@ class Cost:
     workers: int  # thread blocks that can run concurrently
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return {unit: seconds that this call's work takes at the unit's full rate}.
+        """Return {unit: seconds that the work of this call takes if the unit runs at its full rate}.
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """

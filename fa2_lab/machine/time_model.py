@@ -72,9 +72,9 @@ def tile_clocks(
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
     """Return the number of FP32 instructions for one tile.
 
-    These are all counted operations except exponentials, matmuls and two kinds of additions that need no instruction of
-    their own: the subtraction of m in τ s − m is part of an FMA, and the accumulation into o, dQ, dK and dV is part of
-    an FMA or a matmul.
+    The number includes all operations that io_model counts, except exponentials, matmuls and two kinds of additions,
+    which need no instruction of their own: the subtraction of m in τ s − m is part of an FMA, and the accumulation into
+    o, dQ, dK and dV is part of an FMA or a matmul.
     """
     counted = io_model.not_matmul(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d

@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return an empty dictionary, because this picture needs no data."""
+    """Return an empty dictionary because this picture needs no data."""
     return {}
 
 

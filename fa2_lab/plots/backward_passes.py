@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return the argument of draw(): the passes of both ways, where a pass is the list of its matmuls in order."""
+    """Return the argument of draw(): the matmuls of each pass in order, for one pass and for two passes."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 

@@ -24,8 +24,8 @@ def data(stages: int = 2) -> dict:
 def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for head dimension d.
 
-    `chips_by_name` is {name: chip}. `needs` lists the resources used on the last of these chips, the number of warps (4
-    or 8), and the names of the chips on which the block size fits.
+    `chips_by_name` is {name: chip}. `needs` lists the resources used on the last chip in this dictionary, the number of
+    warps (4 or 8), and the names of the chips on which the block size fits.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}

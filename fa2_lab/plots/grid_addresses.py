@@ -17,7 +17,7 @@ def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[in
 
 @style.picture
 def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
-    """Draw the grid of programs, the way in which one program computes its addresses, and its block of Q in memory."""
+    """Draw the grid of programs, how one of them computes its addresses, and that program's block of Q in memory."""
     (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
     caption = "From its two numbers, a row block and a head, a program computes its addresses."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)

@@ -31,7 +31,10 @@ HEAD = re.compile(
 
 
 def page_texts(name: str) -> tuple[str, str, str]:
-    """Read an interactive figure's page, and return its title, its description, and the static figure's description."""
+    """Read the page of an interactive figure, and return its title and the descriptions of both its versions.
+
+    The first description is that of the interactive figure, and the second one is that of the static figure.
+    """
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""

@@ -15,7 +15,7 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
     """Draw Q in memory with the next head after it, the offsets in the tile, and the tile that a masked load returns.
 
-    `exist` is True for each of the program's rows that exists.
+    `exist` has one entry per row of the program, which is True if Q has this row.
     """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (

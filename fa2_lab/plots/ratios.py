@@ -31,7 +31,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementatio
 
 
 def data() -> dict:
-    """Return fa2_lab's speed relative to each other implementation, for the suites that the picture shows.
+    """Return fa2_lab's speed relative to every other implementation, for the suites that the picture shows.
 
     The suites with a setting in which fa2_lab is slower come first.
     """
@@ -70,7 +70,7 @@ def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
 
 
 def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return {implementation: list of ratios of fa2_lab's speed to the implementation's speed}."""
+    """Return {implementation: list of ratios}, each of which is fa2_lab's speed divided by the implementation's."""
     by_name = {
         name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*FAST_PEERS, *SLOW_PEERS)
     }

@@ -83,7 +83,7 @@ def join_with_and(words: list[str]) -> str:
 def ladder(d: int) -> dict:
     """Return the arguments of draw() for the rungs in SHOWN, measured without a mask.
 
-    A rung's coordinates are its FLOPs per byte of DRAM traffic, and its measured TFLOP/s.
+    The coordinates of a rung are its FLOPs per byte of DRAM traffic and its measured TFLOP/s.
     """
     record = load("ladder")
     row = reasons.table_row(record, causal=False, d=d)
@@ -199,7 +199,7 @@ def _describe_point(name: str, point: Point) -> str:
 
 
 def _label_roof(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
-    """Write a ceiling's two labels: one beside its sloping part, below the methods, and one at its flat part.
+    """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one at its flat part.
 
     `left_of_it` puts the first label to the left of the sloping part instead of to its right. `free` is True if no
     method is on the flat part, and `shelf` is True if a second, lower limit is drawn as well.

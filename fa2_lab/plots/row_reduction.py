@@ -38,8 +38,8 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 def draw(owners: Owners, row: int, scores: np.ndarray, maxima: list[np.ndarray], made_by: str) -> style.Drawn:
     """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
-    `scores` are the row's scores. `maxima` lists the maximum in each of the row's lanes, first at the start and then
-    after each exchange. `made_by` describes the compiled kernel.
+    `scores` are the row's scores. `maxima` lists the maximum that each lane of the row holds, at the start and after
+    each exchange. `made_by` describes the compiled kernel.
     """
     rows, cols = owners.lane.shape
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])

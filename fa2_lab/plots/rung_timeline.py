@@ -134,7 +134,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """Return, for each of a program's jobs, the index of its row block. A row block has `tiles` tiles."""
+    """Return, for each job of a program, the index of its row block. A row block has `tiles` tiles."""
     jobs_so_far: dict[tuple[str, str], int] = defaultdict(int)
     indices = []
     for job in jobs:

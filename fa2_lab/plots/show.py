@@ -51,7 +51,7 @@ class show:
         self.figure, self.alt = draw(picture_or_name) if isinstance(picture_or_name, str) else picture_or_name
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
-        # HTML, because JupyterLab shows a bare image (image/png) without an alternative text.
+        # The result is HTML because JupyterLab shows a bare image (image/png) without an alternative text.
         width = round(96 * self.figure.get_figwidth()) + 2 * MARGIN
         image = b64encode(self.png()).decode()
         html = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'

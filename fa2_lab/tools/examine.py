@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     is_gpu_used = "jax" in sys.modules or (torch is not None and torch.cuda.is_initialized())
     processes = multiprocessing.get_context("spawn" if is_gpu_used else None)
     ours, theirs = processes.Pipe(duplex=False)
-    # Run the user's function in a child process, because it may terminate the process in which it runs.
+    # Run the user's function in a child process because it may terminate the process in which it runs.
     child = processes.Process(target=report_to, args=(theirs, a))  # type: ignore[attr-defined]
     child.start()
     theirs.close()
@@ -160,7 +160,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """Return the report, formatted for the terminal."""
+    """Return the report as text for the terminal."""
     lines = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "conventions"]
     lines += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]

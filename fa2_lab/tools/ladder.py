@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"rungs: got {len(arguments.rungs)}; it takes none, one or two, and one with --run")
     names = [ladder.find(rung) for rung in arguments.rungs]
     if arguments.run:
-        from fa2_lab.tools import rung_check  # imported late, because it loads torch, which the tables do not need
+        from fa2_lab.tools import rung_check  # imported only here because it loads torch, which the tables do not need
 
         rung_check.alone(names[0])
         return 0

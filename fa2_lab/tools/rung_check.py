@@ -17,7 +17,7 @@ LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False
 
 
 def alone(name: str) -> None:
-    """Print what a rung changes, its errors, the resources that it uses when compiled and, on a GPU, its time."""
+    """Print what a rung changes, how large its errors are, which resources it uses and, on a GPU, how long it takes."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in rung_diff.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):

@@ -57,7 +57,7 @@ class RandomHeads:
 
 
 PLAIN, HALF, GROUPED = RandomHeads(), RandomHeads(causal=True), RandomHeads(heads=2)
-SMALL = RandomHeads(n=128, causal=True)  # small, because the interpreter is slow
+SMALL = RandomHeads(n=128, causal=True)  # small because the interpreter is slow
 PROBLEMS = PLAIN, HALF, GROUPED, SMALL
 
 

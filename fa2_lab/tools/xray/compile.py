@@ -21,7 +21,7 @@ CHIPS = {
     "gfx942": "MI300",
 }
 ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # shared-memory KiB per block
-STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the compiler's order; for AMD, the last is amdgcn
+STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order of compilation; for AMD, "sass" is amdgcn code
 PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # the compiler options that a launch may set
