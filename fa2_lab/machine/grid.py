@@ -29,7 +29,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Placement:
-    """The SM and the slot in which one block ran, and its start and end times in tiles."""
+    """The SM and the slot in which a block ran, and the times, in tiles, at which the block started and ended."""
 
     SM: int
     slot: int  # the index of the slot within the SM

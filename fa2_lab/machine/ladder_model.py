@@ -73,7 +73,7 @@ def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) 
     """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
     By default, `programs` is the largest number that fits on the SM. The function assumes that a warpgroup finds, at
-    each unit, the queue that this unit would have on average if the SM ran one warpgroup less (mean-value analysis).
+    each unit, the queue that this unit would have on average if the SM ran one fewer warpgroup (mean-value analysis).
     """
     demands = unit_clocks(rung, chip)
     wait = STALL_CLOCKS if rung.number < COPIED_AHEAD else STALL_CLOCKS_PREFETCHED

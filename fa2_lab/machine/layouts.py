@@ -65,7 +65,7 @@ class Shared:
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return the offset of each element from the start of a tile of this shape, in elements."""
+        """Return the offset of each element, in elements, from the start of a tile of this shape."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols

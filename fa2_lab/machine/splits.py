@@ -77,7 +77,7 @@ class Shares:
         return range(first // self.share, (first + self.tiles[head]) // self.share + 1)
 
     def part_index(self, w: int, head: int) -> int:
-        """Return the index, in the scratch buffer, of program w's partial result for a head.
+        """Return the index in the scratch buffer at which program w stores its partial result for a head.
 
         The indices are unique because either w or the head increases from one partial result to the next.
         """

@@ -39,7 +39,7 @@ JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
     "18": (1, "A tile has 128 keys instead of 64"),
     "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
 }
-LOSES = 0.99  # a change that multiplies the speed by less than this has an open bar
+LOSES = 0.99  # a change that multiplies the speed by less than this is drawn as an open bar
 
 
 @style.picture
@@ -66,7 +66,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         if rung.number in JUMPS:
             factor = rung.full / rungs[y - JUMPS[rung.number][0]].full
             words = f"{list(JUMPS).index(rung.number) + 1}: × {factor:.2f}"
-            beside = style.narrow() and rung.full < 0.55 * full  # where the dot would cover the words
+            beside = style.narrow() and rung.full < 0.55 * full  # if the dot would cover the words
             place, ink = (rung.full / full, style.INK) if beside else (0, style.ink_on(fill))
             text = style.note(ax, place + 0.01, y, words, fontweight="bold", color=ink)
             if not beside:

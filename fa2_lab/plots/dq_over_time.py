@@ -37,7 +37,7 @@ def data(T: int = 4) -> dict:
 
 
 def measured(record: Record) -> Measurement:
-    """Return the measurement of the ladder's backward passes without a mask."""
+    """Return the measurement of the backward rungs of the ladder without a mask."""
     return next(row for row in record.rows if row.direction == "backward" and not row.problem["causal"])
 
 

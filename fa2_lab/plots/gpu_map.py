@@ -42,7 +42,7 @@ ZOOM = 14  # how much the lens magnifies lengths (not areas)
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw the memories' sizes as areas, and their bandwidths as bars beside them or, on a phone, below them."""
+    """Draw the sizes of the memories as areas, and their bandwidths as bars beside or, on a phone, below the areas."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
     side = 1.75 if style.narrow() else 2.16  # side length of the square for HBM, in data units

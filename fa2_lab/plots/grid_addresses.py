@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[int, int] = (1, 2)) -> dict:
-    """Return the grid's size, the chosen program, and the memory offsets of that program's block of Q.
+    """Return the size of the grid, the chosen program, and the memory offsets of that program's block of Q.
 
     `program` is (row block, head).
     """

@@ -1,4 +1,4 @@
-"""Diagram of masks and their tiles: causal, windows, padding, documents and a sink, with one range of keys per row."""
+"""Diagram of masks with one range of keys per row, and of their tiles: causal, windows, padding, documents, a sink."""
 
 import numpy as np
 

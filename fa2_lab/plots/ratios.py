@@ -88,9 +88,9 @@ def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Beside the lane are the median as
-    a number and the number of problems on which fa2_lab is slower. The implementations in SLOW_PEERS have no lanes. The
-    legend states in how many rows they are slower than fa2_lab.
+    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Beside the lane are the value of
+    the median and the number of problems on which fa2_lab is slower. The implementations in SLOW_PEERS have no lanes.
+    The legend states in how many rows they are slower than fa2_lab.
     """
     losses = [
         (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))

@@ -32,7 +32,7 @@ def data() -> dict:
 
 @style.picture
 def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
-    """Draw two histograms of o's rounding error, and the running sum of D's errors for each way to compute O.
+    """Draw two histograms of the rounding errors of o, and the running sum of those in D for each way to compute O.
 
     `shares` is {name: share of the rows in each bin}, and `sums` is {way to compute O: running sum}.
     """

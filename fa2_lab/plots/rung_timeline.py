@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
-    """Return a rung's Sizes, taken from its compiled kernel without a mask."""
+    """Return the Sizes of a rung, taken from the compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]

@@ -366,7 +366,7 @@ def group_digits(ax: Axes) -> None:
 
 
 def with_commas(x: float, position: int | None = None) -> str:
-    """Return the label of the tick at x, with commas."""
+    """Return the label of a tick at x, with commas between groups of digits."""
     return f"{x:,g}".replace("-", "−")
 
 

@@ -1,4 +1,4 @@
-"""Timelines of thread blocks on SMs: one per head (FA1) or per row block (FA2), with and without a mask."""
+"""Timelines of SMs that run one thread block per head (FA1) or per row block (FA2), with and without a mask."""
 
 from collections import Counter
 

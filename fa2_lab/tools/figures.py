@@ -111,7 +111,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def with_source(figure: Figure, alt: str) -> bytes:
-    """Return the figure as SVG, with a final line that credits the project, its licence and, if measured, the GPU."""
+    """Return the figure as SVG, with a last line that names the project, its licence and, if measured, the GPU."""
     gpu = re.search(r"NVIDIA \w+", figure.get_label())
     return style.svg(figure, alt, "fa2_lab, CC BY 4.0" + (f", measured on an {gpu[0]}" if gpu else ""))
 
