@@ -618,17 +618,17 @@ for d, causal in product((64, 128), (False, True)):
 # 64 keys. The thread computes one exponential for each of these scores, and up to two more for α. The cell shows that
 # hardly any of them run during the consumer's own P V. With d = 64 under the mask, not even the maxima do.
 #
-# In a variant of the kernel, we put a jump that depends on the sum of the exponentials before the second wait, so that
-# `ptxas` cannot move the wait above them. At d = 64, all exponentials of the variant run between the two waits, but the
-# variant is 1 to 5% slower than the kernel, and we do not know why. At d = 128 without a mask, with three consumers,
-# `ptxas` makes every matmul of the variant wait for the previous one, so the variant takes more than four times as
-# long.
+# Would the kernel be faster if `ptxas` left the wait where it is in the source? To find out, we built a variant in
+# which a jump that depends on the sum of the exponentials comes before the second wait, so that `ptxas` cannot move the
+# wait above them. At d = 64, all exponentials of the variant run between the two waits, but the variant is 1 to 5%
+# slower than the kernel, and we do not know why. At d = 128 without a mask, with three consumers, `ptxas` makes every
+# matmul of the variant wait for the previous one, so the variant takes more than four times as long.
 #
 # So what do the exponentials hide behind? Only the matmuls of the *other* consumers are left. This is again an
-# inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong sees to it that the consumers'
-# matmuls alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice
-# as long as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in
-# *Between*. The recorded speeds suggest that they do.
+# inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong makes the consumers' matmuls
+# alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice as long
+# as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in *Between*. The
+# recorded speeds suggest that they do.
 #
 # To read the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full`
 # to leave out the mask.

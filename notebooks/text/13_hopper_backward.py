@@ -551,12 +551,13 @@ for idea in (
 # the table in part 1 shows. If a kernel already uses every register, an overlap that needs still more registers makes
 # the kernel slower.
 #
-# One cell seems to contradict part 3. At d = 128 without a mask, the star shows that the earlier version started dV
-# *early*, and starting it after dS made that version 9% slower. Yet the current kernel starts dV after dS in this case.
-# The compiler explains the difference. The earlier version also kept half of V in registers, so it needed the 224
-# registers listed in part 3's table, but with Triton 3.6, the early start was faster nevertheless. With Triton 3.9,
-# which keeps more addresses in registers, the same order spills, so we gave up the early start. No recorded run
-# compares the two orders with Triton 3.9, so we do not know how their speeds compare there.
+# One number in the first line of the output seems to contradict part 3. At d = 128 without a mask, the star shows that
+# the earlier version started dV *early*, and starting it after dS made that version 9% slower. Yet the current kernel
+# starts dV after dS in this case. The compiler explains the difference. The earlier version also kept half of V in
+# registers, so with an early start, it needed the 224 registers that part 3's table lists for this case. With Triton
+# 3.6, the early start was faster nevertheless. Triton 3.9 keeps more addresses in registers, so with it, the same order
+# spills, and we gave up the early start. No recorded run compares the two orders with Triton 3.9, so we do not know how
+# their speeds compare there.
 #
 # We also tried nine further ideas on the current kernel, and kept four of them:
 #
