@@ -25,7 +25,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
-    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # the maximum, τ s − m, exp and the sum
+    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # for the maximum, τ s − m, exp and the sum
     scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]
     sums = [Operation("o ×α", "O", of_rows), Operation("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Operation(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}

@@ -16,8 +16,8 @@ def data(T: int = 4) -> dict:
     is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways in ms, and `made`
     describes the measurement.
     """
-    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # every step of every SM, as (SM, step)
-    second_pass_start = FIRST * T  # time at which the second pass begins
+    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]
+    second_pass_start = FIRST * T
     atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in sm_steps]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in sm_steps]
     rows = [

@@ -62,7 +62,7 @@ class live:
         own_page = f"figures/live/{self.name}.html"
         link = f'<a href="../{own_page}{escape("?" * bool(self.ask) + self.ask)}">{own_page}</a>'
         to_play = f"The interactive figure is {link}, which opens in any browser." if title else ""
-        caption = " ".join(filter(None, [escape(of_still), to_play]))  # of the static figure
+        caption = " ".join(filter(None, [escape(of_still), to_play]))  # the caption of the static figure
         still = f'<div class="still">{picture_html["text/html"]}<figcaption>{caption}</figcaption></div>'
         frame = self.frame(title) if title else ""
         html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'

@@ -144,7 +144,7 @@ def draw(
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
     left, column, right = x_limits(min(across), max(across), crowded)
-    limited = any(len(place) > 2 for place in points.values())  # if so, print the limiting units
+    limited = any(len(place) > 2 for place in points.values())  # whether to print limiting units
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:

@@ -6,7 +6,7 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.machine import rounding
 from fa2_lab.plots import style
 
-EACH = 16  # rows per point on a line
+EACH = 16  # number of rows between two points of a line
 # The edges of the bins in ulps. The bins contain −½, −¼, 0, ¼ and ½.
 BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])
 

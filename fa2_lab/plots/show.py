@@ -56,7 +56,7 @@ class show:
         image = b64encode(self.png()).decode()
         html = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
         whole = self.figure.get_label()
-        caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the picture shows it
+        caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the picture shows the headline
         html += f'<figcaption style="max-width:{width}px">{escape(caption)}</figcaption>' if caption else ""
         return {"text/html": html, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 

@@ -43,7 +43,7 @@ PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
 OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # text on a fill of full strength, the same on light and dark pages
+BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength, the same on light and dark pages
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the card's background, which keeps pictures in notebooks readable on light and dark pages
 EDGE = "#D0D7DE"  # the line around the card

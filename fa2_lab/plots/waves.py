@@ -104,7 +104,7 @@ def _bars(ax: style.Axes, schedule: Schedule) -> None:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placements}
         style.bars(ax, list(whole.values()), style.worker(1))
         return
-    height = 1 if schedule.SMs > 32 else 0.92  # leaves a gap between the lines if there are few
+    height = 1 if schedule.SMs > 32 else 0.92  # if there are few SMs, leave a gap between their lines
     begun: Counter[int] = Counter()
     greys: tuple[list, list] = [], []
     for p in schedule.placements:

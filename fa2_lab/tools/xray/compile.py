@@ -33,7 +33,7 @@ class Compiled(NamedTuple):
     name: str
     chip: str
     numbers: dict[str, int]
-    layouts: dict[str, str]  # {name in ttgir: layout}
+    layouts: dict[str, str]  # {name of a layout in TTGIR: layout}
     stages: dict[str, str]  # {ttir, ttgir, ptx or sass: code}
     lines: dict[str, list[str]]  # {"file.py:line": instructions compiled from this line}
 

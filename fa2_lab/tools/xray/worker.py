@@ -18,7 +18,7 @@ from fa2_lab.tools.xray.lines import by_line
 
 SMs = 132  # the SM count reported to persistent kernels, as on an H100 or H200
 RUN = triton.JITFunction.run
-launched, asked = dict[str, Any](), dict[str, Any]()  # {kernel of the call: compiled kernel}, {compiler option: value}
+launched, asked = dict[str, Any](), dict[str, Any]()  # {kernel name: compiled kernel}, {compiler option: value}
 
 
 def compile_only(run: Callable) -> Callable:
