@@ -34,7 +34,17 @@ from fa2_lab.examine.detect import detect_call
 from fa2_lab.examine.gradients import read_backward, read_L
 from fa2_lab.examine.guards import Endless
 from fa2_lab.examine.layouts import LAYOUTS, OF_OUTPUT
-from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain, without_silent
+from fa2_lab.examine.match import (
+    GRADIENTS,
+    SILENT,
+    Answer,
+    Finding,
+    Variant,
+    conventions,
+    explain,
+    is_cross,
+    without_silent,
+)
 from fa2_lab.examine.subject import LIBRARIES, NO_TIME, Subject
 from fa2_lab.examine.weights import describe_overhang, read_out, telling
 
@@ -129,6 +139,8 @@ def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: 
     how += f"; O {OF_OUTPUT[subject.layout_of_O]}" if subject.layout_of_O != subject.layout else ""
     how += "; True in its padding mask marks a key that takes part" * subject.arguments.padding_keeps
     how += "; its window of one number has no right side" * subject.arguments.window_is_left
+    if subject.arguments.window_is_int and not any("window" in x.name for x in findings):
+        how += "; its window of w keys does not count the row's own key, which is seen as well"
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
 
@@ -139,10 +151,25 @@ def find_mistakes(subject: Subject, answers: list[Answer], *, is_reliable: bool)
     If the answers are not reliable, for example because the same call gives different numbers, only known mistakes are
     returned.
     """
+    begun = time.monotonic()
     named = explain(answers, subject.tiles())
+    subject.until += time.monotonic() - begun
     if not is_reliable or any(x.name == "options-kept" for x in named):
         return [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     named = [y for x in named for y in describe_unknown(subject, x, named, answers)]
+    if subject.takes("start"):
+        named = [x._replace(name="rows-from-0") if x.name == "corner-top-left" else x for x in named]
+    usual = {conventions(x.variant) for x in named} | {Variant()}
+    right = [y.case for y in answers if any(y.fits(variant, ("O",)) for variant in usual)]
+    if right and not (
+        any(map(is_cross, right)) or subject.counts_keys()
+    ):  # it may be meant for as many keys as queries
+        says = "It takes another number of keys than of queries without a word. "
+        for n, x in enumerate(named):
+            of_group, variant = (y for y in answers if y.case.group == x.group), conventions(x.variant)
+            wrong = [y for y in of_group if not y.fits(variant, y.outputs)]
+            if x.is_wrong and wrong and all(is_cross(y.case) for y in wrong):
+                named[n] = x._replace(name=SILENT["cross"], read_out=says + str(x))
     strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
     return [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
 
@@ -164,8 +191,8 @@ def check_further(
     if any(x.where.startswith(GRADIENTS) for x in earlier):
         found = [x for x in found if x.name != "gradient-empty"]
     if not any(x.is_wrong for x in earlier + found):
-        is_cross = any(x.case.group == "cross" and x.fits(variant, ("O",)) for x in answers)
-        found += coarse_sums(subject, variant, is_cross)
+        takes_cross = any(x.case.group == "cross" and x.fits(variant, ("O",)) for x in answers)
+        found += coarse_sums(subject, variant, takes_cross)
     ends = [x for x in answers if x.case.group == "lengths, causal" and x.fits(variant, ("O",))]
     if ends and not {"corner-of-length", "corner-top-left"} & {*variant.names}:
         found.append(Finding("corner-of-buffer", "", case=ends[0].case))
@@ -173,10 +200,10 @@ def check_further(
 
 
 def describe_unknown(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
-    """Return the findings of read_out_unknown(), or the finding unchanged if there is no time left for the calls."""
+    """Return the findings of read_out_unknown(), or the finding unchanged if it fails, or if there is no time left."""
     try:
         return read_out_unknown(subject, finding, named, answers)
-    except NotExamined:
+    except (NotExamined, ValueError):  # NumPy raises a ValueError if nothing is left to compare
         return [finding]
 
 
@@ -193,7 +220,9 @@ def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], a
         over = describe_overhang(subject, group, variant)
         said = [over or read_out(subject, finding, telling(group, variant, ("O",)))]
         is_number = all(np.isfinite(x.outputs["O"]).all() for x in group) and np.isnan(subject.fill)
-        is_wrong = finding.name == "unknown" or (finding.name == SILENT["grouped"] and is_number)
+        is_wrong = finding.name in ("unknown", SILENT["grouped"], SILENT["cross"]) and (
+            finding.name == "unknown" or is_number
+        )
         name = "writes-past-rows" if over else "weights" if is_wrong else finding.name
     elif output == "L":
         name, said = "L-other", [read_L([x for x in group if "L" in x.outputs], variant, subject.tiles())]

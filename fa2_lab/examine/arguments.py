@@ -24,7 +24,7 @@ from fa2_lab.examine.layouts import axes
 # Roles whose values are passed in every call, also if a case does not mention them
 ALWAYS = {"causal", "heads", "kv_heads", "group", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}
 OF_PAGES = {"pages", "page", "key_lengths"}  # roles that are also passed in every call if the function takes pages
-GIVEN = {"q", "k", "v", "qkv", "kv", "dO", "O", "L", "D"}  # roles whose values are arrays that Subject makes
+GIVEN = {"q", "k", "v", "qkv", "kv", "new_k", "new_v", "dO", "O", "L", "D"}  # roles of arrays that Subject makes
 LENGTHS = ("key_lengths", "padding", "start")  # roles that tell a function the lengths of the keys
 NEEDED = inspect.Parameter.empty  # stands for the default of an argument that has none
 
@@ -44,7 +44,10 @@ class Arguments:
         named = {x: role_of(x) for x in self.defaults if x not in given}
         if not {"qkv", "kv"} & set(named.values()) and not {"q", "k", "v"} <= set(named.values()):
             named |= dict(zip([x for x in named if named[x] in ("", *"qkv")], "qkv", strict=False))
+        if "new_k" in named.values():  # beside new keys, a length is that of the cache
+            named = {x: "start" if role == "key_lengths" else role for x, role in named.items()}
         self.roles = {x: role for x, role in named.items() if role}
+        self.always = ALWAYS | ({"start"} if self.takes("new_k") else set())
         if not (self.takes("qkv") or (self.takes("q") and self.takes("kv")) or all(map(self.takes, "qkv"))):
             raise NotExamined(f"{name} takes {len(named)} arguments; q, k and v are needed")
         for x in named:
@@ -124,7 +127,7 @@ class Arguments:
         vars(known["module"]).update(head_dim=d, scaling=tau, training=is_training, is_causal=False, layer_idx=0)
         known["kept"] = known["mask"]
         known |= case.options
-        passed = set(case.options) | ALWAYS | (OF_PAGES if self.takes("pages") else set())
+        passed = set(case.options) | self.always | (OF_PAGES if self.takes("pages") else set())
         if "key_lengths" in passed:
             passed |= set(LENGTHS)
         known["start"] = known["key_lengths"] - N_q

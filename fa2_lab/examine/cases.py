@@ -183,6 +183,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
         add("packed, causal", (N_q, N_k), causal=True, heads=4, kv_heads=2, **ends)
         add("packed, window", (N_q, N_k), window=(N_k // 10, OPEN), **ends)
         add("packed, window", (N_q, N_k), window=(N_k // 10, N_k // 10), causal=True, **ends)
+    add("packed", (23, 23), cu_seqlens=np.array([0, 14, 23]))
     add("packed, softcap", (23, 23), softcap=1.5, size=2.0, cu_seqlens=np.array([0, 5, 12, 23]))
     add("packed", (23, 23), causal=True, cu_seqlens=np.array([0, 5, 5, 12, 23]))
     some = dict(cu_seqlens=np.array([0, 5, 12, 23]), cu_seqlens_k=np.array([0, 14, 14, 31]))

@@ -28,7 +28,7 @@ def tables() -> list[list[list[str]]]:
     return [[[x.strip() for x in y[1:-1].split("|")] for y in z.splitlines()[4:] if y] for z in sections]
 
 
-*MISTAKES, KEYS, ROWS, OF_ROWS, OF_KEYS, OF_TILES, OF_L, OF_DS, OF_SLOPE, FACTORS, ARGUMENTS = tables()
+*MISTAKES, KEYS, PLACES, ROWS, OF_ROWS, OF_KEYS, OF_TILES, OF_L, OF_DS, OF_SLOPE, FACTORS, ARGUMENTS = tables()
 CATALOGUE = {
     name: Mistake(name, depends_on, description, reference, part, re.findall("`([^`]*)` → `([^`]*)`", "".join(code)))
     for part, rows in zip(PARTS, MISTAKES, strict=True)

@@ -84,14 +84,14 @@ def kinds(subject: Subject) -> list[str]:
     return [x for x in some if x != "bfloat16" or not interpreted]
 
 
-def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[Finding]:
+def coarse_sums(subject: Subject, variant: Variant, takes_cross: bool) -> Iterator[Finding]:
     """Compare the error in 16 bits with that of an attention that rounds P and O to 16 bits, but not its sums.
 
     Yield a finding if the function's error is more than three times as large and grows with the number of keys, or if
-    dV has the error caused by a rounded L. The number of keys is varied only if `is_cross`, because it then differs
+    dV has the error caused by a rounded L. The number of keys is varied only if `takes_cross`, because it then differs
     from the number of queries. If the scores are in 16 bits as well, the finding about the sums is only a remark,
-    because the function then computes everything in 16 bits. If only the scores are in 16 bits, this is also a finding,
-    except for functions of NumPy arrays.
+    because the function then computes everything in 16 bits. If the scores are in 16 bits, but P and its sums are not,
+    this is also a finding, except for functions of NumPy arrays.
     """
 
     def share(answer: Answer, output: str, rounds: str) -> float:
@@ -116,7 +116,7 @@ def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[
             # If all scores are 0 and there are 3 · 2ⁿ keys, P is 1/3 · 2⁻ⁿ, which must be rounded.
             of_P = share(ask(32, max(48, 3 * multiple), size=0.0), "O", "weights-rounded") > 0.5
             times = []
-            for long in [ask(32, n) for n in (1024, 4096) if is_cross]:
+            for long in [ask(32, n) for n in (1024, 4096) if takes_cross]:
                 usual = long.variant(Variant((*variant.names, "p-rounded"), 64, BITS[dtype]), "O")
                 want, got = long.variant(variant, "O"), long.outputs["O"]
                 times.append(float(np.std(got - want) / np.std(rounded(usual, BITS[dtype]) - want)))
@@ -125,6 +125,9 @@ def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[
                 said = f"{dtype}, {times[0]:.1f} times the usual error with 1024 keys and {times[1]:.1f} with 4096"
                 yield Finding(name, said, case=long.case)
             elif of_scores and not of_P and subject.library == "torch":  # NumPy code is for float32 and float64
+                n = 2 ** BITS[dtype] + multiple  # if all scores are 0, this is l, and it must be rounded
+                if share(ask(n if not takes_cross else 32, n, size=0.0), "O", "sums-rounded") > 0.5:
+                    continue
                 of_bits = Variant((*variant.names, "scores-rounded"), 0, BITS[dtype])
                 yield Finding("scores-rounded", f"O in {dtype}", case=answer.case, variant=of_bits)
         with suppress(NotExamined):
@@ -174,7 +177,7 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
 
     A mean of values as O comes from masks with a large finite number instead of −∞. It is a finding if the function
     calls kernels, because those of FlashAttention return 0. Otherwise, it is a remark, because array code often returns
-    it. An L that is not −∞ is a finding if O is 0.
+    it. An L that is not −∞ is a finding if O is 0 or, unless the library is JAX, a mean.
 
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
     not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.
@@ -194,6 +197,8 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
         }
         names = [name for name, holds in verdicts.items() if holds][:1]
+        if names == ["empty-mean"] and verdicts["L-empty"] and subject.library != "jax":  # as jax.nn's own attention
+            names.append("L-empty")
         if names in (["empty-mean"], ["empty-unmasked"]) and subject.calls_kernels():
             names = ["empty-finite"]
         if "dQ" in found:

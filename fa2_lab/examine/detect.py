@@ -46,7 +46,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
     layouts = [layout] if layout else possible_layouts(subject)
     named = [library] if library else ["torch"] if subject.device else libraries(subject)
     kinds = [(x, y) for x in named for y in dtypes(x) if dtype in ("", y)]
-    failure = ""
+    failure, takes_lengths = "", any(map(subject.takes, LENGTHS))
     devices = [subject.device] if subject.device else ["cpu", "cuda"]
     for subject.device, (subject.multiple, subject.d) in product(devices, SIZES):
         if subject.device != devices[0] and not ("torch" in LIBRARIES and import_module("torch").cuda.is_available()):
@@ -61,6 +61,8 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
                 subject.arguments.lengths_are_int = are_int
                 try:
                     grade = agreement(subject)
+                    if grade == RIGHT_OUTPUT and takes_lengths and not runs(subject, with_lengths(subject)):
+                        grade = 3
                 except NotExamined as refusal:
                     failure = failure or f"as {subject.library} {subject.dtype} {LAYOUTS[subject.layout]}, {refusal}"
                     continue
@@ -68,9 +70,11 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
                 calls.append(Call(grade, *how))
                 if calls[-1].is_right and subject.layout in WHOLE:
                     break
-        if calls:  # layouts with four dimensions take precedence
+        if calls:  # right calls and layouts with four dimensions take precedence
             whole = [x for x in calls if x.layout in WHOLE] or calls
             best = max(whole, key=lambda x: x.grade)
+            if takes_lengths and not best.is_right:
+                best = next((x for x in calls if x.is_right), best)
             _, subject.library, subject.dtype, subject.layout, subject.layout_of_O, are_int = best
             subject.arguments.lengths_are_int = are_int
             others = (x.layout for x in calls if x not in whole and x.is_right)
@@ -86,8 +90,8 @@ def possible_layouts(subject: Subject) -> list[str]:
     """Return the layouts to try for a function, beginning with those that its arguments suggest."""
     if subject.takes("cu_seqlens"):
         return ["thd"]
-    layouts = ["bhnd", "bnhd", "nbhd", "bhd", *(["bnd"] if any(map(subject.takes, LENGTHS)) else []), "hnd", "nd"]
-    return ["flat", *layouts] if subject.takes("heads") else layouts
+    layouts = [*WHOLE, *(["bnd"] if any(map(subject.takes, LENGTHS)) else []), "hnd", "nd"]
+    return ["flat"] * subject.takes("heads") + [x for x in layouts if x != "thd"]
 
 
 def detect_scale(subject: Subject, is_right: bool) -> None:
@@ -112,11 +116,15 @@ def runs(subject: Subject, problem: AttentionCase) -> bool:
 
 def detect_lengths(subject: Subject) -> None:
     """Find out whether the function expects an array of lengths, or one length for all batch entries."""
-    some = case("lengths", 4 * subject.multiple, 32 * subject.multiple, subject.d, batch=2)
-    some = replace(some, options=dict(key_lengths=np.array([16, 32]) * subject.multiple))
-    if (subject.takes("key_lengths") or subject.takes("start")) and not runs(subject, some):
+    if (subject.takes("key_lengths") or subject.takes("start")) and not runs(subject, with_lengths(subject)):
         subject.arguments.lengths_are_int = True
-        subject.arguments.lengths_are_int = runs(subject, some)
+        subject.arguments.lengths_are_int = runs(subject, with_lengths(subject))
+
+
+def with_lengths(subject: Subject) -> AttentionCase:
+    """Return a case with two batch entries whose keys have different lengths."""
+    n = subject.multiple
+    return case("lengths", 4 * n, 32 * n, subject.d, batch=2, heads=3, key_lengths=np.array([16, 32]) * n)
 
 
 def detect_masks(subject: Subject) -> None:
@@ -189,9 +197,13 @@ def agreement(subject: Subject) -> int:
     n = 9 if subject.multiple == 1 else subject.multiple
     N_k = 2 * n + subject.multiple if subject.takes("start") else n  # so that keys come before those of the queries
     problem = subject.fitted(case("probe", n, N_k, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
-    first, part = subject.ask(problem), "gradients" if subject.takes("dO") else "O"
-    if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
-        return RIGHT_OUTPUT
+    part, always = "gradients" if subject.takes("dO") else "O", subject.arguments.always
+    for passed in [set[str]()] + [{"slopes"}] * subject.takes("slopes"):  # it may have slopes of its own
+        subject.arguments.always = always | passed
+        first = subject.ask(problem)
+        if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
+            return RIGHT_OUTPUT
+    subject.arguments.always = always
     if any(first.fits(s, ("O", *GRADIENTS)) for s in candidates(RIGHT, part, (n,))):
         return 3
     other = problem.v.copy()

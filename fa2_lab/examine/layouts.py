@@ -10,6 +10,7 @@ import numpy as np
 
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
 WHOLE |= {"nbhd": "(N, batch, heads, d)", "bhd": "(batch, heads, d) of one query, with k and v (batch, N, heads, d)"}
+WHOLE |= {"bhd,bhnd": "(batch, heads, d) of one query, with k and v (batch, heads, N, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "bnd": "(batch, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
 # The layouts that O may have if it does not have that of q
 OF_OUTPUT = {"bhnd": LAYOUTS["bhnd"], "bnhd": LAYOUTS["bnhd"], "flat": LAYOUTS["flat"], "nbhd": LAYOUTS["nbhd"]}
@@ -18,7 +19,12 @@ MERGED = {"flat": "bnhd", "nbf": "nbhd", "bf": "bhd"}  # the last axis holds the
 
 
 def axes(layout: str) -> str:
-    return MERGED.get(layout, layout).replace("t", "n")
+    return MERGED.get(layout, layout).partition(",")[0].replace("t", "n")
+
+
+def order_of(layout: str, N: int) -> str:
+    """Return the axes of an array with N positions. If q has a single one and no axis for it, K and V have an axis."""
+    return (layout.partition(",")[2] or "bnhd") if axes(layout) == "bhd" and N > 1 else axes(layout)
 
 
 def to_layout(x: np.ndarray, layout: str) -> np.ndarray:
@@ -26,7 +32,7 @@ def to_layout(x: np.ndarray, layout: str) -> np.ndarray:
 
     In the layout bhd, keys and values have the layout bnhd, because only the queries have a single position.
     """
-    order = "bnhd" if axes(layout) == "bhd" and x.shape[2] > 1 else axes(layout)
+    order = order_of(layout, x.shape[2])
     lacking = [axis for axis in "bhnd" if axis not in order]
     x = x.transpose(["bhnd".index(axis) for axis in (*lacking, *order)])[(0,) * len(lacking)]
     return x.reshape(*x.shape[:-2], -1) if layout in MERGED else x
@@ -36,7 +42,7 @@ def from_layout(x: np.ndarray, layout: str, shape: tuple[int, ...]) -> np.ndarra
     """Return x, an array in a layout, as (batch, heads, N, d) of the given shape, or None if x has another shape."""
     if x.shape != to_layout(np.broadcast_to(0.0, shape), layout).shape:
         return None
-    order = "bnhd" if axes(layout) == "bhd" and shape[2] > 1 else axes(layout)
+    order = order_of(layout, shape[2])
     lacking = [axis for axis in "bhnd" if axis not in order]
     x = x.reshape([1] * len(lacking) + [shape["bhnd".index(axis)] for axis in order])
     return x.transpose([(*lacking, *order).index(axis) for axis in "bhnd"])
@@ -48,12 +54,13 @@ def L_from_layout(x: np.ndarray, layout: str, shape: tuple[int, ...]) -> np.ndar
     The axes of L need not be in the layout's order. For example, functions with the layout bnhd may return L as (batch,
     heads, N).
     """
-    if x.ndim == len(layout) and x.shape[-1] == 1:
+    if x.ndim == len(axes(layout)) and x.shape[-1] == 1:
         x = x[..., 0]
-    if layout == "bhd" and shape[2] == 1:
-        return x.reshape(shape) if x.shape[:2] == shape[:2] and x.size == np.prod(shape) else None
-    if x.ndim > len(shape):
+    orders = (axes(layout).removesuffix("d"), "bhn", "bnh", "nbh", "hn", "bh", "n")
+    fitting = (y for y in orders if x.shape == tuple(shape["bhn".index(axis)] for axis in y))
+    if (order := next(fitting, None)) is None:
         return None
-    x = x.reshape([1] * (len(shape) - x.ndim) + list(x.shape))
-    orders = ((0, 1, 2), (0, 2, 1), (1, 2, 0))  # (batch, heads, N), (batch, N, heads) and (N, batch, heads)
-    return next((y for y in map(x.transpose, orders) if y.shape == shape), None)
+    lacking = [axis for axis in "bhn" if axis not in order]
+    if any(shape["bhn".index(axis)] > 1 for axis in lacking):
+        return None
+    return x.reshape([1] * len(lacking) + list(x.shape)).transpose([(*lacking, *order).index(axis) for axis in "bhn"])

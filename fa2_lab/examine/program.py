@@ -25,7 +25,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     before = Variant(
         finding.variant.names[: -1 if finding.name in finding.variant.names else None], *finding.variant[1:]
     )
-    can_be_written = subject.layout != "bhd" and not subject.takes("pages")
+    can_be_written = axes(subject.layout) != "bhd" and not subject.takes("pages")
     for smaller in smaller_cases(finding.case, subject) if finding.case and can_be_written else ():
         try:
             answer = subject.ask(smaller)

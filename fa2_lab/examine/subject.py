@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from importlib import import_module
@@ -48,7 +50,8 @@ class Subject:
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
         self.until = np.inf  # the time of time.monotonic() after which the function is not called
         self.eps = 0.0  # the spacing of numbers near 1, if it is larger than the dtype's
-        function = inspect.unwrap(getattr(function, "forward", function))  # a torch.nn.Module has a forward
+        function = getattr(function, "func", getattr(function, "forward", function))  # of a partial or a module
+        function = inspect.unwrap(function)
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
     def like(self, **how: Any) -> Subject:
@@ -66,19 +69,36 @@ class Subject:
 
     def calls_kernels(self) -> bool:
         """Return whether the function uses a Triton kernel, directly or through functions and classes of its module."""
+        kinds = ("InterpretedFunction", "JITFunction", "Autotuner", "Heuristics")
+        return any(type(x).__name__ in kinds for x in self.reached())
+
+    def counts_keys(self) -> bool:
+        """Return whether the function's source reads how many keys there are, as if it might not be N_q."""
+        n = axes(self.layout).find("n")
+        names = "|".join(x for role in "kv" for x in self.arguments.named(role))
+        axis = rf"({n}|{n - len(axes(self.layout))})"
+        pattern = rf"\b({names})\.(shape\b(?!\[)|shape\[{axis}\]|size\({axis}?\))"
+        pattern += rf"|len\(({names})\)" if n == 0 else ""
+        found = []
+        for code in [x for x in self.reached() if self.code and getattr(x, "co_filename", "") == self.code.co_filename]:
+            with suppress(OSError):
+                found.append(re.search(pattern, inspect.getsource(code), re.IGNORECASE))
+        return any(found)
+
+    def reached(self) -> Iterator:
+        """Yield the code of the function, and of all functions, classes and kernels of its module that it calls."""
         inside: list = [self.code]
         seen: set = set()
         while inside:
             x = inside.pop()
             x = getattr(x, "__func__", x)
-            if type(x).__name__ in ("InterpretedFunction", "JITFunction", "Autotuner", "Heuristics"):
-                return True
+            yield x
             inside += vars(x).values() if isinstance(x, type) and x.__module__ == self.space.get("__name__") else ()
-            code = getattr(x, "__code__", x)
-            if hasattr(code, "co_names") and code not in seen:
-                seen.add(code)
-                inside += [*code.co_consts, *(self.space[name] for name in code.co_names if name in self.space)]
-        return False
+            if hasattr(x, "__code__"):
+                inside.append(x.__code__)
+            if hasattr(x, "co_names") and x not in seen:
+                seen.add(x)
+                inside += [*x.co_consts, *(self.space[name] for name in x.co_names if name in self.space)]
 
     def tiles(self) -> tuple[int, ...]:
         """Return tile sizes that the function may use: the usual ones, and the numbers found in its module."""
@@ -101,7 +121,7 @@ class Subject:
         With the layout thd, only the first batch entry is kept, and with the layout bhd, only the last query.
         """
         case = self.arguments.fitted(case)
-        if self.layout == "bhd":
+        if axes(self.layout) == "bhd":
             last = {x: getattr(case, x)[:, :, -1:] for x in ("q", "dO", "dL") if getattr(case, x) is not None}
             case = replace(case, **last)
         return case.part(slice(1)) if self.layout == "thd" else case
@@ -234,17 +254,30 @@ class Subject:
         If the function takes dO, it gets the correct O, L and D. Otherwise, O and L are arrays for it to write into.
         """
         arrays = dict(zip("qkv", tensors, strict=True))
-        stack = import_module("jax.numpy" if self.library == "jax" else self.library).stack
         axis = -4 if self.layout in ("bhnd", "hnd") else -3
+        arrays |= self.cached(arrays, case) if self.takes("new_k") else {}
+        stack = self.module().stack
         arrays |= {name: stack(x, axis) for name, x in (("qkv", tensors), ("kv", tensors[1:])) if self.takes(name)}
         exact = "float32" if BITS[self.dtype] < 16 else self.dtype  # the dtype of L and D
         O, L = np.full(tensors[0].shape, np.nan), np.full(tensors[0].shape[:-1], np.nan)
         if self.takes("dO"):
-            right, one = attention(case), (0,) * (4 - len(self.layout))
+            right, one = attention(case), (0,) * (4 - len(axes(self.layout)))
             O, L, D = to_layout(right["O"], self.layout), right["L"][one], (case.dO * right["O"]).sum(axis=3)[one]
             arrays |= {"dO": self.array(to_layout(case.dO, self.layout)), "D": self.array(D, dtype=exact)}
         arrays |= {"O": self.array(O, fill=FENCE)} if self.takes("O") else {}
         return arrays | ({"L": self.array(L, fill=FENCE, dtype=exact)} if self.takes("L") else {})
+
+    def cached(self, arrays: dict[str, Any], case: AttentionCase) -> dict[str, Any]:
+        """Return {role: array} for a cache of keys and values and for those of the queries, which are not yet in it."""
+        N_q, ends = case.q.shape[2], {*case.options.get("key_lengths", [case.k.shape[2]])}
+        if len(ends) > 1:
+            raise NotExamined("new keys beside caches of several lengths")
+        axis, end, made = axes(self.layout).index("n"), int(ends.pop()), {}
+        for name in "kv":
+            old, new = (arrays[name][(slice(None),) * axis + (x,)] for x in (slice(end - N_q), slice(end - N_q, end)))
+            rest = 0 * arrays[name][(slice(None),) * axis + (slice(end - N_q, None),)] + 7
+            made |= {name: self.module().concatenate([old, rest], axis), f"new_{name}": new}
+        return made
 
     def backward(self, got: list, tensors: list, case: AttentionCase) -> dict[str, Any]:
         """Return {"dQ", "dK", "dV"} from torch's autograd, given the function's outputs `got` and its inputs `tensors`.
@@ -273,13 +306,17 @@ class Subject:
         """Return x rounded to the function's dtype, as a float64 array."""
         return rounded(x, BITS[self.dtype]) if self.dtype == "bfloat16" else x.astype(self.dtype).astype(np.float64)
 
+    def module(self) -> Any:
+        """Return the module with the array functions of the function's library."""
+        return import_module("jax.numpy" if self.library == "jax" else self.library)
+
     def flat(self, x: np.ndarray, dtype: str = "") -> Any:
         if self.library == "torch":
             import torch
 
             return torch.tensor(x, dtype=getattr(torch, dtype or self.dtype), device=self.device)
         array = np.array(x, dtype=dtype or self.dtype)
-        return import_module("jax.numpy").asarray(array) if self.library == "jax" else array
+        return self.module().asarray(array)
 
     def array(self, x: np.ndarray, place: str = "", fill: float = np.nan, dtype: str = "") -> Any:
         """Return x as an array of the function's library, surrounded in memory by guard elements with the value `fill`.
@@ -301,7 +338,7 @@ class Subject:
         if place != "expanded":
             return view
         view[1:] = 7  # a function that ignores the stride of 0 reads these instead
-        return import_module(self.library).broadcast_to(view[:1], x.shape)
+        return self.module().broadcast_to(view[:1], x.shape)
 
     def option(self, x: Any) -> Any:
         """Convert the value x of an option to a Python number or an array of the function's library, and return it."""

@@ -19,8 +19,8 @@ import numpy as np
 from fa2_lab.examine.arguments import NotExamined
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import OPEN, AttentionCase
-from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_L, OF_ROWS, OF_TILES, ROWS
-from fa2_lab.examine.formulas import CLOSE, formula, number
+from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_L, OF_ROWS, OF_TILES, PLACES, ROWS
+from fa2_lab.examine.formulas import CLOSE, centred, describe_rule, formula, number
 from fa2_lab.examine.match import Answer, Finding, Variant, conventions, spans
 from fa2_lab.examine.subject import Subject
 
@@ -73,7 +73,14 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
     is_top_left = case.options.get("causal") and not (P * (j > i)).any()
     mask, lengths, *of_heads = map(case.options.get, ("mask", "key_lengths", "sinks", "slopes"))
     sink, slope = (np.reshape(np.nan if x is None else x, (1, -1, 1, 1)) for x in of_heads)
+    rows = case.options.get("cu_seqlens", np.array([0, N_q]))
+    keys = case.options.get("cu_seqlens_k", rows if "cu_seqlens" in case.options else np.array([0, N_k]))
+    of, at = (np.searchsorted(x, y, side="right") - 1 for x, y in ((rows, i), (keys, j)))  # of each row and key
     sizes = dict(
+        of=of,
+        at=at,
+        place=j - keys[at],
+        length=np.diff(keys)[of],
         bias=np.array([[[[np.nan]]]]) if mask is None or mask.dtype == bool else mask,
         batch=batch,
         H=H,
@@ -126,12 +133,45 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
         if not wrong:
             said = (describe_values(subject, x.case) for x in answers if not x.fits(variant, ("O",)))
             return next(filter(None, said), "")
-        tries = (readings, DESCRIPTIONS_IN_WORDS, ""), (wrong[:1], DESCRIPTIONS, f" (with {wrong[0].case})")
-        for some, ways, where in tries:
-            said = (about(some, subject.tiles()) for about in ways)
-            if found := next(filter(None, said), ""):
-                return found + where
+        heads, of_heads = wrong_heads(wrong)
+        tries = (
+            ("", readings, DESCRIPTIONS_IN_WORDS[:2], ""),
+            (f"In {heads}, ", of_heads, DESCRIPTIONS_IN_WORDS, ""),
+            ("", readings, DESCRIPTIONS_IN_WORDS[2:], ""),
+            ("", wrong[:1], DESCRIPTIONS, f" (with {wrong[0].case})"),
+        )
+        for place, some, ways, where in tries:
+            if found := next(filter(None, (about(some, subject.tiles()) for about in ways if some)), ""):
+                return place + (found[0].lower() + found[1:] if place else found) + where
     return ""
+
+
+def wrong_heads(wrong: Sequence[Reading]) -> tuple[str, list[Reading]]:
+    """Return words for the heads that are wrong, and the readings of these heads alone, each as a batch entry.
+
+    If all heads are wrong, or no words fit all readings, the list is empty.
+    """
+    words: dict[str, bool] = {}
+    some = []
+    for x in wrong:
+        is_wrong = np.abs(x.W - x.right).max(axis=(2, 3)) > x.near
+        b, h = np.indices(is_wrong.shape)
+        sets = {"head 0": h == 0, "the last head": h == h.max(), "all heads but the first": h > 0}
+        sets |= {"odd heads": h % 2 == 1, "batch entry 0": b == 0, "all batch entries but the first": b > 0}
+        for name, at in sets.items():
+            words[name] = words.get(name, True) and bool((at == is_wrong).all() and not at.all())
+
+        def cut(y: Any, is_wrong: np.ndarray = is_wrong) -> Any:
+            if np.ndim(y) != 4:
+                return y
+            return np.broadcast_to(y, (*is_wrong.shape, *y.shape[2:]))[is_wrong][:, None]
+
+        known = {name: cut(y) for name, y in x.known.items()}
+        case = replace(x.case, q=known["q"], k=known["k"], v=known["v"], dO=known["dO"])
+        right = known["P"] if x.are_weights else cut(x.right)
+        some.append(x._replace(case=case, W=cut(x.W), right=right, known=known))
+    name = next((name for name, fits in words.items() if fits), "")
+    return name, some if name else []
 
 
 def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[Answer]:
@@ -215,27 +255,37 @@ def describe_exchange(readings: list[Reading], sizes: Sequence[int]) -> str:
                 break
         else:
             every = [y for x in found for y in x]
+            is_last = axis > 1 and all(i == n - 1 for i, _, n in every)
+            which = f"The last {noun}, i," if is_last else f"{noun.capitalize()} i"
             forms = {str(every[0][1]): len({k for _, k, _ in every}) == 1}
             forms |= {f"i {c:+d} (modulo N)": all(k == (i + c) % n for i, k, n in every) for c in (-1, 1, -2, 2)}
             forms |= {"N − 1 − i": all(k == n - 1 - i for i, k, n in every)}
             listed = ", ".join(f"{k} for i = {i}" for i, k, _ in found[0][:4])
-            return f"{noun.capitalize()} i has the weights of {noun} {next((x for x in forms if forms[x]), listed)}"
+            return f"{which} has the weights of {noun} {next((x for x in forms if forms[x]), listed)}"
     return ""
 
 
 def describe_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence if a head has the weights of a different pair of query head and key head, else ""."""
     found: dict[str, None] = {}
-    for x in [x for x in readings if x.is_wrong and not set(x.case.options) - {"causal"}]:
+    others = set[tuple]()
+    wrong = [x for x in readings if x.is_wrong and not set(x.case.options) - {"causal"}]
+    for x in wrong:
         at = np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)
-        S = np.einsum("bhid,bgjd->bhgij", x.case.q, x.case.k) * x.known["tau"]
+        S = np.einsum("ahid,cgjd->ahcgij", x.case.q, x.case.k) * x.known["tau"]
         for b, h in at:
-            pairs = np.exp(np.where(x.right[b, h] > 0, S[b], -np.inf))
-            is_alike = np.abs(pairs / pairs.sum(axis=3, keepdims=True) - x.W[b, h]).max(axis=(2, 3)) <= x.near
+            pairs = np.exp(np.where(x.right[b, h] > 0, S, -np.inf))
+            is_alike = np.abs(pairs / pairs.sum(axis=5, keepdims=True) - x.W[b, h]).max(axis=(4, 5)) <= x.near
             if not is_alike.any():
                 return ""
-            q, k = np.argwhere(is_alike)[0]
-            found[f"query head {q} with key head {k} for i = {h}"] = None
+            here = [y for y in np.argwhere(is_alike) if y[0] == b == y[2]] or np.argwhere(is_alike)
+            a, q, c, k = here[0]
+            is_own = (a, q, k) == (b, h, h * x.case.k.shape[1] // x.case.q.shape[1])
+            others |= {(b, c) if is_own else ()} if len(x.W) == len(wrong[0].W) else set()
+            of = (f" of entry {a}", f" of entry {c}", f" of entry {b}") if {a, c} != {b} else ("", "", "")
+            found[f"query head {q}{of[0]} with key head {k}{of[1]} for i = {h}{of[2]}"] = None
+    if () not in others and found:
+        return f"K is that of another batch entry: {', '.join(f'{c} for entry {b}' for b, c in sorted(others))}"
     return f"Head i has the weights of {', '.join(list(found)[:4])}" if found else ""
 
 
@@ -252,12 +302,60 @@ def describe_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = 
         for verb, y in (("can also see", more), ("cannot see", less))
         if any(z[1].any() for z in y)
     ]
-    if not all(said):
+    if not all(said) or not all(map(has_even_rows, readings)):
         return ""
     ends = [x.W.sum(axis=3)[x.right.any(axis=3)] for x in readings]
     is_one = all(np.allclose(x, 1, atol=1e-3) for x in ends)
     of_sum = f"; the weights of a row {'still' if is_one else 'do not'} sum to 1" if readings[0].are_weights else ""
     return "; ".join(said) + of_sum if said else ""
+
+
+def has_even_rows(x: Reading) -> bool:
+    """Return whether the weights in each row that are not 0 are the correct ones, up to a factor of the row.
+
+    Otherwise, something besides a mask is wrong. If the reading is not one of weights, nothing is known, and the result
+    is True.
+    """
+    at = x.clear & (np.abs(x.W) > 100 * x.near) & x.are_weights
+    ratio = np.where(at, np.log(np.abs(x.W / x.right)), np.nan)
+    return not (np.nanmax(ratio, axis=3) - np.nanmin(ratio, axis=3) > 2 * CLOSE).any()
+
+
+def describe_reads(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence if some keys, or their values, are read from another place, else ""."""
+    tried: list[tuple[str, str, str]] = []
+    for n, x in enumerate(x for x in readings if x.is_wrong):
+        heads = np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)
+        worst = np.abs(x.W - x.right)[tuple(heads[0])].max(axis=1).argmax()
+        at = [(b, h, rows) for b, h in (heads[0], *heads) for rows in (slice(worst, worst + 1), slice(None))]
+        found, done = [], set[tuple]()
+        for B in [B for B in sizes if 1 < B < x.W.shape[3]]:
+            keys, places = x.quantities(KEYS, [B]), x.quantities(PLACES, [B])
+            for some in product(keys, places, ("V", "K", "K and V")) if n == 0 else tried:
+                if some not in done and some[0] in keys and some[1] in places:
+                    done.add(some)
+                    if all(is_read(x, *y, keys[some[0]], places[some[1]], some[2]) for y in at):
+                        found.append(some)
+        tried = found
+    said = "It reads {2} of {1} instead of key j, for j in {0}".format(*tried[0]) if tried else ""
+    return said.removesuffix(", for j in any key")
+
+
+def is_read(x: Reading, b: int, h: int, rows: slice, keys: np.ndarray, place: np.ndarray, of: str) -> bool:
+    """Return whether a head's weights are those of reading K, V or both of the keys in `keys` from the given places.
+
+    What is read from before the first key or after the last one is taken to be 0. Only `rows` are compared.
+    """
+    some = x.right, x.known["X"], x.known["qk"], keys, place, x.W
+    P, X, qk, at, to, got = (np.broadcast_to(y, x.W.shape)[b, h, rows] for y in some)
+    is_inside, to = (to >= 0) & (to < P.shape[1]), to.clip(0, P.shape[1] - 1)
+    if "K" in of:
+        of_K = np.where(is_inside, np.take_along_axis(qk, to, axis=1), 0)
+        E = np.exp(np.where(P > 0, np.where(at, X - qk + of_K, X), -np.inf))
+        P = E / E.sum(axis=1, keepdims=True)
+    W = np.where(at & ("V" in of), 0, P)
+    np.add.at(W, (np.arange(len(W))[:, None], to), np.where(at & is_inside & ("V" in of), P, 0))
+    return bool(np.nanmax(np.abs(W - got)) <= 4 * x.near)
 
 
 def describe_place(
@@ -289,7 +387,7 @@ def describe_place(
     if not listed:
         return ""
     of_rows = [f"row {i} {verb} {spans(np.nonzero(y)[0])}" for i, y in enumerate(is_in[tuple(at[0])]) if y.any()]
-    return f"{some}of the keys, {', '.join(of_rows[:3])}{', …' * (len(of_rows) > 3)} (with {x.case})"
+    return f"{some}of the keys, {', '.join(of_rows[:3])}{', …' * (len(of_rows) > 3)}"
 
 
 def describe_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
@@ -306,6 +404,32 @@ def describe_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
     is_one = all(np.abs(x.W.sum(axis=3) - x.right.sum(axis=3)).max() < CLOSE for x in readings)
     also = "" if is_one else ", apart from a factor of each row"
     return f"The weights are the softmax of scores that are multiplied by {said}{also}" if said not in ("", "1") else ""
+
+
+def describe_scores(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence if a simple rule gives the scores from the right ones, or if they lack features, else ""."""
+    scores, right, parts = [], [], []
+    for x in readings:
+        at = x.clear & (x.W > 100 * x.near)
+        off = np.where(at, np.log(x.W) - np.log(x.right), np.nan)
+        S = np.where(at, x.known["S"], np.nan)
+        scores.append((S + off - np.nanmedian(off, axis=3, keepdims=True))[at])
+        right.append(S[at])
+        of_features = x.case.q[:, :, :, None] * x.known["k"][:, :, None] * x.known["tau"]
+        y, of_features = (np.where(at, z, np.nan) for z in (off, np.moveaxis(of_features, 4, 0)))
+        parts.append([(z - np.nanmean(z, axis=-1, keepdims=True))[..., at].T for z in (y, of_features)])
+    if not any(np.abs(a - b).max(initial=0) > 4 * CLOSE for a, b in zip(scores, right, strict=True)):
+        return ""
+    if (said := describe_rule(scores, right, [CLOSE] * len(scores))) and " or " not in said:
+        return said.format(name="The score τ q·k")
+    y, A = (np.concatenate(z) for z in zip(*parts, strict=True))
+    if len(y) < 2 * A.shape[1]:
+        return ""
+    c = np.linalg.lstsq(A, y, rcond=1e-9)[0]
+    lost = np.abs(c + 1) < CLOSE
+    if np.abs(A @ c - y).max() > CLOSE or np.abs(c)[~lost].max(initial=0) > CLOSE or not lost.any():
+        return ""
+    return f"The scores lack the features {spans(np.nonzero(lost)[0])} of {len(c)}"
 
 
 def describe_L(readings: list[Reading], sizes: Sequence[int]) -> str:
@@ -350,42 +474,22 @@ def describe_factors(readings: list[Reading], sizes: Sequence[int]) -> str:
     kinds = (("All weights of a row", OF_ROWS, 0), ("The weights of each row", OF_KEYS, 0))
     tiles = [(f"In each tile of {B} keys, the weights", OF_TILES, B) for B in sorted(sizes, reverse=True)]
     for which, table, B in (*kinds, *tiles):
-        said: dict[str, int] = {}
-        for x in [x for x in readings if x.is_wrong and B < x.W.shape[3]]:
-            known = {n: np.broadcast_to(z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
-            for at in map(tuple, np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)):
-                y = np.log(x.W[at]) - np.log(x.right[at])
-                if (x.clear[at] & (x.W[at] <= x.near)).any():  # only a mask makes weights 0; a factor never does
-                    return ""
-                clear = x.clear[at] & (x.W[at] > 100 * x.near)
-                said[fit(y, {n: z[at] for n, z in known.items()}, clear, table is OF_ROWS)] = 0
-        if said and all(said):
-            factor = " or ".join(f"exp({c})" for c in list(said)[:3])
+        some = [x for x in readings if x.is_wrong and B < x.W.shape[3]]
+        parts = []
+        for x in some:
+            at = x.clear & (np.abs(x.W - x.right).max(axis=(2, 3), keepdims=True) > x.near)
+            y = np.log(x.W) - np.log(x.right)
+            if (at & (x.W <= x.near)).any():  # only a mask makes weights 0; a factor never does
+                return ""
+            if np.abs(y[at]).max(initial=0) < 2 * CLOSE:
+                return ""
+            known = {n: np.broadcast_to(1.0 * z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
+            at = at & (x.W > 100 * x.near)
+            parts.append((y, known, at) if table is OF_ROWS else centred(y, known, at))
+        if said := formula(parts, some):
             also = "" if table is OF_ROWS else ", apart from a factor of each row"
-            return f"{which} are multiplied by {factor}{also}"
+            return f"{which} are multiplied by exp({said}){also}"
     return ""
-
-
-def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bool) -> str:
-    """Return a sum of known quantities, each times a factor, that equals y wherever `at` is True, or "" if none does.
-
-    Unless `of_rows` is set, y may differ from the sum by a constant per row.
-    """
-    shift = (lambda z: 0) if of_rows else lambda z: np.nanmean(np.where(at, z, np.nan), axis=1, keepdims=True)
-    y, of = (y - shift(y))[at], {name: (z - shift(z))[at] for name, z in known.items()}
-    of = {name: z for name, z in of.items() if np.isfinite(z).all()}
-    few = [(a, b) for a in of for b in of if a <= b]
-    for names in [*((a, b) for a, b in few if a == b), *few, *([] if of_rows else [tuple(of)])]:
-        A = np.stack([of[name] for name in dict.fromkeys(names)], axis=1)
-        c = np.linalg.lstsq(A, y, rcond=1e-9)[0]
-        if len(y) > 1.5 * len(c) and np.abs(A @ c - y).max() < CLOSE:
-            break
-    else:
-        return ""
-    alike: dict[str, list[str]] = {}
-    for name, a in zip(dict.fromkeys(names), c, strict=True):
-        alike.setdefault(f"{a:+.3g}" if abs(a) > CLOSE / 5 else "", []).append(name)
-    return " ".join(f"{a} ({' + '.join(x)})" for a, x in alike.items() if a).removeprefix("+")
 
 
 def describe_factor_of_some(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
@@ -396,9 +500,18 @@ def describe_factor_of_some(readings: list[Reading], sizes: Sequence[int], liste
         sets.append((x, np.abs(ratio - 1) > CLOSE, x.clear))
         numbers += list(ratio[sets[-1][1]])
     is_all = all(np.array_equal(y & z, z) for _, y, z in sets)
-    if not numbers or np.ptp(numbers) > CLOSE or is_all:
+    if not numbers or np.ptp(numbers) > 2 * CLOSE * max(1, abs(np.median(numbers))) or is_all:
         return ""
     return describe_place(sets, f"counts {np.median(numbers):.3g} times", sizes, listed)
+
+
+def describe_sum(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence if the weights are right, apart from a factor of each row."""
+    if not all(x.are_weights and has_even_rows(x) and ((x.W > 0) == (x.right > 0))[x.clear].all() for x in readings):
+        return ""
+    sums = np.concatenate([x.W.sum(axis=3)[x.right.any(axis=3)] for x in readings if x.is_wrong])
+    said = f"The weights of a row are in the right ratio, but sum to {sums.min():.3g} to {sums.max():.3g}"
+    return said if np.abs(sums - 1).max() > 1e-3 else ""
 
 
 def in_words(about: Callable) -> Callable:
@@ -412,8 +525,11 @@ DESCRIPTIONS = (
     describe_mask,
     describe_factor_of_some,
     describe_scale,
+    describe_scores,
     describe_L,
     describe_factors,
+    describe_reads,
+    describe_sum,
 )
 LISTING = (describe_mask, describe_factor_of_some)  # functions that list the keys if no words fit
-DESCRIPTIONS_IN_WORDS = tuple(in_words(x) if x in LISTING else x for x in DESCRIPTIONS)
+DESCRIPTIONS_IN_WORDS = tuple(in_words(x) if x in LISTING else x for x in DESCRIPTIONS[:-1])

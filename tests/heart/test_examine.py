@@ -301,6 +301,18 @@ def of_whole_mask(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
     return (safe(hidden(s, corner=0) if causal else s) @ v.transpose(0, 1)).transpose(0, 1)
 
 
+def unnormalised(q, k, v):
+    """Compute all in the inputs' dtype, which is no mistake in 16 bits."""
+    s = scores(q, k)
+    p = torch.exp(s - s.amax(-1, keepdim=True))
+    return p @ v / p.sum(-1, keepdim=True)
+
+
+def of_as_many_keys(q, k, v):
+    s = scores(q, k)
+    return safe(s.masked_fill(torch.arange(k.shape[2]) >= q.shape[2], -torch.inf)) @ v
+
+
 KEPT: dict = {}
 
 
@@ -342,6 +354,8 @@ OTHERS = {  # what somebody writes, and what is said of it
     "dropout": (of_dropout(0), []),
     "dropout drawn anew": (of_dropout(1), ["dropout-other-mask"]),
     "dropout only forward": (of_dropout(None), ["dropout-only-forward"]),
+    "all in the dtype of q": (unnormalised, []),
+    "as many keys as rows": (of_as_many_keys, ["weights"]),
     "splits": (of_splits, ["splits-undivided"]),
     "tall tiles": (of_tall_tiles, ["columns-in-visited"]),
     "a mask kept too long": (of_kept_mask, ["options-kept"]),

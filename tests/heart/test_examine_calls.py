@@ -178,11 +178,12 @@ def of_packed_kv(q, kv, causal=False):
     return {"lse": s.logsumexp(-1), "out": (safe(s) @ v).transpose(1, 2)}
 
 
-def of_batches(queries, keys, values, valid_lens=None):
-    s = torch.bmm(queries, keys.mT) * queries.shape[-1] ** -0.5  # which takes three axes alone
+def of_batches(queries, keys, values, valid_lens=None, of_nothing=-torch.inf):
+    """Without lengths, this also takes four axes."""
+    s = scores(queries, keys)
     if valid_lens is not None:
         s = s.masked_fill(torch.arange(s.shape[-1]) >= valid_lens[:, None, None], -torch.inf)
-    return safe(s) @ values
+    return safe(s) @ values, s.logsumexp(-1).clamp(min=of_nothing)
 
 
 def of_number_mask(q, k, v, attention_mask=None):
@@ -224,3 +225,8 @@ def test_functions_with_other_signatures_are_called_as_they_expect(function):
     assert report.is_right, (names(report), report.how)
     refused = {name: why for name, why in report.refused.items() if why and name.startswith(CALLS[function])}
     assert CALLS[function] in asked and not refused, refused
+
+
+def test_l_of_rows_without_keys_is_checked_in_three_axes():
+    report = examine(of_batches, quick=True, library="torch", given=dict(of_nothing=-1e30))
+    assert "(batch, N, d)" in report.how and "L-empty" in names(report)

@@ -27,7 +27,7 @@ def test_a_backward_pass_that_forgets_a_side_of_the_window_is_named():
     assert ["forward pass: the window has no left side" in str(x) for x in found] == [True], [str(x) for x in found]
 
 
-def tiles_of(q, k, v, causal=False, B=16, cut=0, power=1, lift=0.0, off=0, roll=0):
+def tiles_of(q, k, v, causal=False, B=16, cut=0, power=1, lift=0.0, off=0, roll=0, back=0):
     """Attention over tiles of keys, in which something is wrong that has no name."""
     q, M, i = q.roll(roll, 2), k.shape[2], torch.arange(q.shape[2])[:, None]
     m, l, o = torch.full(q.shape[:3], -torch.inf), torch.zeros(q.shape[:3]), torch.zeros_like(q)
@@ -36,7 +36,7 @@ def tiles_of(q, k, v, causal=False, B=16, cut=0, power=1, lift=0.0, off=0, roll=
         s = s.masked_fill(causal & (j > i + M - len(i) + off), -torch.inf)
         new = torch.maximum(m, s.amax(-1))
         p, alpha = torch.exp(s - safe_base(new)[..., None]), torch.exp(m - safe_base(new))
-        m, l, o = new, alpha * l + p.sum(-1), (alpha**power)[..., None] * o + p @ v[:, :, j]
+        m, l, o = new, alpha * l + p.sum(-1), (alpha**power)[..., None] * o + p @ v[:, :, j - back * (j[0] >= B)]
     return o / torch.where(l == 0, 1.0, l)[..., None]
 
 
@@ -48,9 +48,10 @@ def safe_base(m):
     ("wrong", "says"),
     [
         (dict(cut=1), "cannot see the last of each tile of 16 keys"),
-        (dict(power=2), "In each tile of 16 keys, the weights are multiplied by exp(1 (m up to it))"),
-        (dict(lift=0.1), "multiplied by exp(0.1 (j))"),
+        (dict(power=2), "In each tile of 16 keys, the weights are multiplied by exp(m up to it)"),
+        (dict(lift=0.1), "multiplied by exp(0.1 · j)"),
         (dict(off=2), "can also see the keys up to the key 2 after its own"),
+        (dict(back=16), "reads V of key j − 16 instead of key j, for j in the keys from number 16 on"),
         (dict(roll=1), "Row i has the weights of row i -1 (modulo N)"),
     ],
 )

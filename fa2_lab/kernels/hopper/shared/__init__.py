@@ -1,1 +1,1 @@
-"""Code shared by the Hopper forward and backward kernels: rings of tiles, mailboxes, the tile scheduler, host code."""
+"""Code that the Hopper forward and backward share: rings of tiles, mailboxes, the tile scheduler, and host code."""
