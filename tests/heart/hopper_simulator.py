@@ -19,7 +19,8 @@ from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import semaphore as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
-from fa2_lab.kernels.hopper.shared import descriptors, geometry
+from fa2_lab.kernels.hopper.shared import descriptors, geometry, pipeline
+from fa2_lab.kernels.tables import power_of_2
 
 # The copy engine ------------------------------------------------------------------------------------------------
 
@@ -77,7 +78,8 @@ def simulate_on_numpy(monkeypatch) -> None:
     """Replace the GPU functions in the kernels' modules by their Python functions and by stand-ins."""
     far = Whole(2**30)
     far.value = 2**30
-    for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
+    matmul_over_d = pipeline.matmul_over_d.fn
+    for module in (tile, descriptors, geometry, pipeline, forward, softmax, backward, rows, products, in_order):
         stand_ins = unjitted(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
         stand_ins |= dict(
             FAR_ROW=2**30,
@@ -85,6 +87,7 @@ def simulate_on_numpy(monkeypatch) -> None:
             acc_layout=lambda columns: None,
             zero_oob_rows=zero_oob_rows,
             matrix=lambda x: x,
+            matmul_over_d=matmul_over_d,
         )
         stand_ins |= dict(
             warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, opaque_smem=lambda x: x
@@ -318,12 +321,13 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     place = call_geometry(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
-    sizes = SimpleNamespace(consumers=consumers, separate_O_buffer=consumers < 3, low_reg_schedule=True, d_pad=d)
+    padding = dict(d_pad=power_of_2(d), skip_last_quarter=4 * d <= 3 * power_of_2(d))
+    sizes = SimpleNamespace(consumers=consumers, separate_O_buffer=consumers < 3, low_reg_schedule=True, **padding)
     smem = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), config=sizes)
     smem.mailbox = Mailbox((forward.PACKED_ROW_BLOCK_FIELDS if starts else forward.ROW_BLOCK_FIELDS).value)
     smem.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
     smem.o, turns, blocks = SimpleNamespace(index=lambda c: RegisterTile()), [], blocks_of(place.N_q, place, place.B_r)
-    Q, K, V, O_told = (DescriptorStub(X, rows, d) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
+    Q, K, V, O_told = (DescriptorStub(X, rows, sizes.d_pad) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
     forward.producer(Q, K, V, smem, scheduler(blocks, heads, 1), place)
     for c in range(consumers):
         smem.k.next, smem.q.next, smem.q.step = 0, c, consumers

@@ -47,14 +47,15 @@ def test_simulated_hopper_kernels_mask_exactly_the_window(n, N_q, N_k):
     draw = np.random.default_rng(N_q)
     for w, window in enumerate(WINDOWS):
         lengths = (None, [127, N_k], [0, 130])[(n + w) % 3]
-        Q, dO = draw.standard_normal((2, 2, 2, N_q, 8))
-        K, V = draw.standard_normal((2, 2, 1, N_k, 8))
+        d = (96, 8)[w % 2]
+        Q, dO = draw.standard_normal((2, 2, 2, N_q, d))
+        K, V = draw.standard_normal((2, 2, 1, N_k, d))
         want, (K, V) = truth(Q, K, V, dO, window, lengths)
         with np.errstate(invalid="ignore", divide="ignore"):
             B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[(n + w) % 4]
             got = run_forward(Q, K, V, window, lengths, B_c, consumers)
-            sizes = choose((128, 64)[w % 2], N_q, window != (None, None), ragged=True)
-            given = initial_scores_and_dP(want[1], want[4], 8, sizes.B_r)
+            sizes = choose(max(d, 64), N_q, window != (None, None), ragged=True)
+            given = initial_scores_and_dP(want[1], want[4], d, sizes.B_r)
             got += run_backward(Q, K, V, dO, given, window, sizes, lengths)[:2]
         for name, x, y in zip(("O", "L", "dK", "dV"), got, want, strict=False):
             np.testing.assert_allclose(x, y, atol=1e-9, err_msg=f"{name} {window} {lengths}")

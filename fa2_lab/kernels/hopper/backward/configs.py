@@ -40,6 +40,7 @@ class BackwardConfig:
     v_in_registers: bool  # whether half of V stays in registers
     last_first: bool  # whether to visit row blocks in reverse, from the last one, which sees all column blocks
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
+    skip_last_quarter: bool = False  # whether sums over d leave out the last quarter of the d_pad columns, all padding
 
     @property
     def options(self) -> dict:
@@ -67,12 +68,12 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     if d <= 64:
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
         order |= dict(v_in_registers=False)
-        low_reg_schedule = USE_LOW_REG and not (deterministic and masked)
-        return BackwardConfig(128, 64 if d > 32 else 32, **order, low_reg_schedule=low_reg_schedule)
+        order |= dict(low_reg_schedule=USE_LOW_REG and not (deterministic and masked))
+        return BackwardConfig(128, 64 if d > 32 else 32, **order, skip_last_quarter=32 < d <= 48)
     v_in_registers = not (masked or ragged or deterministic)
     dk_late = masked and N_q > 2048 and not USE_LOW_REG
     order = dict(dv_late=USE_LOW_REG and v_in_registers, dk_late=dk_late, last_first=False)
-    return BackwardConfig(64, 128, v_in_registers=v_in_registers, **order)
+    return BackwardConfig(64, 128, v_in_registers=v_in_registers, **order, skip_last_quarter=d <= 96)
 
 
 # For small problems, the portable kernels are faster, because the host needs 25 µs for their two launches but 40 µs for

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
-from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, as_operand, matrix
+from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, as_operand, matmul_over_d, matrix
 
 V_REG_COLS = gl.constexpr(64)  # number of columns of V that stay in registers if v_in_registers is set
 
@@ -31,7 +31,7 @@ def start_scores(c: gl.constexpr, n, q, bounds, smem):
                 end = bounds.end + c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(B_r)))
                 init = gl.where((row & ~6) < (end - first)[:, None] - (row & 6), init, NEG_INF)
     k = matrix(smem.k.tiles.index(smem.row_blocks.read(n, "k_stage"))).slice(c * COLS, COLS, 0)
-    return warpgroup_mma(k, q.permute((1, 0)), init, is_async=True)  # FA2.A2.L10
+    return matmul_over_d(k, q, init, smem.config.skip_last_quarter)  # FA2.A2.L10
 
 
 @gluon.jit
@@ -43,8 +43,11 @@ def start_dp(n, v, v_regs, do, smem):
     dp = broadcast_init(smem.row_blocks.load_acc_init(n, 1))
     if smem.config.v_in_registers:
         dp = warpgroup_mma(v_regs, do.slice(0, V_REG_COLS, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
-        v, do = v.slice(V_REG_COLS, V_REG_COLS, 1), do.slice(V_REG_COLS, V_REG_COLS, 1)
-    return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
+        REST: gl.constexpr = V_REG_COLS // 2 if smem.config.skip_last_quarter else V_REG_COLS
+        v, do = v.slice(V_REG_COLS, REST, 1), do.slice(V_REG_COLS, REST, 1)
+        return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
+    else:
+        return matmul_over_d(v, do, dp, smem.config.skip_last_quarter)  # FA2.A2.L13
 
 
 @gluon.jit

@@ -60,6 +60,7 @@ class ForwardConfig:
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
     separate_O_buffer: bool = True  # whether O is copied to HBM from its own buffer instead of Q's
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
+    skip_last_quarter: bool = False  # whether Q Kᵀ leaves out the last quarter of the d_pad columns, which is padding
 
     @property
     def rows(self) -> int:
@@ -178,6 +179,11 @@ def d_padded(d: int) -> int:
     return max(32, padded_head_dim(d))
 
 
+def for_d(config: ForwardConfig, d: int) -> ForwardConfig:
+    """Return the configuration with the padding for head dimension d."""
+    return replace(config, d_pad=d_padded(d), skip_last_quarter=4 * d <= 3 * d_padded(d))
+
+
 def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     """Return the configuration for a call with a window, for d up to 128.
 
@@ -186,8 +192,8 @@ def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     right bound is that of the causal mask (right = 0).
     """
     if d <= 64:
-        return replace(HALF_B_C[64], d_pad=d_padded(d))
-    return replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
+        return for_d(HALF_B_C[64], d)
+    return for_d(replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal), d)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_key_lengths: bool) -> ForwardConfig:
@@ -217,7 +223,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
         if causal and config == DEFAULT[128]:  # ping-pong keeps consumers with unequal numbers of tiles in step
             config = replace(config, ping_pong=True)
     masked = causal and config == DEFAULT[64]  # the mask takes additional registers, so the compiler has to save some
-    config = replace(config, d_pad=d_pad)
+    config = for_d(config, d)
     return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config
 
 

@@ -27,6 +27,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     TmaPipeline,
     acc_layout,
     as_operand,
+    matmul_over_d,
     matrix,
     new_ping_pong,
     new_pipeline,
@@ -264,7 +265,7 @@ def start_scores(c: gl.constexpr, n, q, smem):
     smem.ping_pong.wait(c, n)
     if smem.config.low_reg_schedule:
         q = opaque_smem(q)
-    return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
+    return matmul_over_d(q, k, zero, smem.config.skip_last_quarter, USE_ACC=False)  # (64, B_c)  FA2.A1.L8
 
 
 @gluon.jit

@@ -8,7 +8,7 @@ once all expected arrivals have occurred. A warp that waits at a barrier specifi
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
@@ -163,6 +163,22 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
             x = part.load(LAYOUT)
             part.store(gl.where(keep[:, None], x, gl.zeros_like(x)))
         fence_async_shared()
+
+
+@gluon.jit
+def matmul_over_d(a, b, acc, SKIP_LAST_QUARTER: gl.constexpr, USE_ACC: gl.constexpr = True):
+    """Start the matmul a bᵀ, to which acc is added if USE_ACC is set.
+
+    With SKIP_LAST_QUARTER, the matmul leaves out the last quarter of the columns of a and b, which is padding.
+    """
+    HALF: gl.constexpr = a.shape[1] // 2
+    if SKIP_LAST_QUARTER:
+        left, b_left = a.slice(0, HALF, 1), b.slice(0, HALF, 1)
+        acc = warpgroup_mma(left, b_left.permute((1, 0)), acc, use_acc=USE_ACC, is_async=True)
+        right, b_right = a.slice(HALF, HALF // 2, 1), b.slice(HALF, HALF // 2, 1)
+        return warpgroup_mma(right, b_right.permute((1, 0)), acc, is_async=True)
+    else:
+        return warpgroup_mma(a, b.permute((1, 0)), acc, use_acc=USE_ACC, is_async=True)
 
 
 @gluon.jit
