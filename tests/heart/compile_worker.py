@@ -182,9 +182,9 @@ def kinds(d: int) -> list[tuple]:
 def every() -> list[tuple]:
     """Return jobs for all kinds of calls, with whole and ragged tiles, packed sequences, and windows.
 
-    d = 96 has the same kernels as d = 128.
+    At d = 48, 96 and 192, the last quarter of d_pad columns is padding.
     """
-    all_kinds = [(d, kind) for d in (32, 64, 128, 256) for kind in kinds(d)]
+    all_kinds = [(d, kind) for d in (32, 48, 64, 96, 128, 192, 256) for kind in kinds(d)]
     packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
     return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed + windowed(WINDOWS)
 
@@ -202,7 +202,7 @@ def few() -> list[tuple]:
     Each has the mask and the length that earlier jobs have least. Sizes whose tiles have fewer keys than those of other
     sizes with as many consumers take fewer registers, and are left out.
     """
-    from fa2_lab.kernels.hopper.forward.configs import DEFAULT, THREE_CONSUMERS
+    from fa2_lab.kernels.hopper.forward.configs import DEFAULT, THREE_CONSUMERS, choose
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -214,7 +214,7 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, THREE_CONSUMERS, True, False))  # above, these sizes occur only without the mask
-    jobs.append((32, 511, replace(DEFAULT[64], d_pad=32, low_reg_schedule=tables.USE_LOW_REG), True, False))
+    jobs += [(d, 511, choose(d, 4096, 4096, 128, 132, True, False), True, False) for d in (32, 48, 96)]
     long_rows = replace(DEFAULT[64], low_reg_schedule=tables.USE_LOW_REG)
     packed = ((64, DEFAULT[64], False), (64, long_rows, True), (128, THREE_CONSUMERS, True))
     return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
@@ -262,7 +262,7 @@ BACKWARD = ("bwd_preprocess", "backward_kernel", "bwd_postprocess")
 LENGTHS = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
 LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough to compute dK in the next step
-LENGTHS += [(32, 1000, True, False), (32, 1024, False, False)]
+LENGTHS += [(32, 1000, True, False), (32, 1024, False, False), (48, 1000, True, False)]
 MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
 MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
 MORE += [(LENGTHS[8], 3, IN_TURN)]
