@@ -10,10 +10,10 @@ class Term:
     name: str
     english: str
     chinese: str
-    explained: str  # a chapter ("02"), an appendix ("A") or a rung of the ladder ("rung 21"); "" if none explains it
+    explained: str  # a chapter ("02"), an appendix ("A") or a rung ("rung 21"); "" if none explains the term
     shape: str = ""
     lives: str = ""
-    picture: str = ""  # the figure that shows it, figures/NAME.svg
+    picture: str = ""  # the figure that shows the term, figures/NAME.svg
 
 
 # name | chapter that explains it | shape | where it is stored | English | Chinese. "-" is an empty cell.
@@ -46,7 +46,7 @@ d | 00 | number | - | head dimension: the length of a query, a key, a value | �
 """
 
 # name | chapter or rung that explains it | picture that shows it | English | Chinese. An indented line continues the
-# one above.
+# line above.
 WORDS = """
 # The map of a GPU
 HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存

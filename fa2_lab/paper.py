@@ -289,12 +289,12 @@ class Whereabouts:
 
     @property
     def first_numpy(self) -> tuple[Place, ...]:
-        """The lines of code for this line of the paper in the algorithm's main NumPy file."""
+        """The lines of the algorithm's main NumPy file that implement this line of the paper."""
         return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
 
     @property
     def first_triton(self) -> tuple[Place, ...]:
-        """The lines of code for this line of the paper in the algorithm's main Triton file."""
+        """The lines of the algorithm's main Triton file that implement this line of the paper."""
         return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
 
     @property
@@ -335,7 +335,7 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code without their comments, preceded by `title`. If there are none, show the text `none`."""
+    """Return lines of code without their comments, preceded by `title`, or the text `none` if there are no lines."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 

@@ -12,7 +12,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 IN_A_CHECKOUT, IN_A_WHEEL = PACKAGE.parent / "figures" / "data", PACKAGE / "data"
 FOLDER = IN_A_WHEEL if IN_A_WHEEL.is_dir() else IN_A_CHECKOUT
-RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # rungs are compared with the first of these that was measured
+LADDER_BASELINES = (
+    "FlashAttention-3",
+    "cuDNN",
+    "fa2_lab",
+)  # rungs are compared with the first of these that was measured
 COMPILE = "python -m fa2_studio.compiled"
 
 
@@ -48,7 +52,7 @@ class Record:
     ceilings: dict[str, float] = field(default_factory=dict)  # measured in the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Measurement] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # problems that an interrupted run did not reach
-    curves: dict[str, list[float]] = field(default_factory=dict)  # {quantity: its value at each step}
+    curves: dict[str, list[float]] = field(default_factory=dict)  # {name: values}, such as the loss at each step
     sustained: list[Measurement] = field(default_factory=list)  # the same problems, run without pauses
     sustained_protocol: str = ""
     made_by: str = ""  # the command that writes this record, or the reason why no command does
@@ -97,9 +101,9 @@ def from_dict(data: dict) -> Record:
     return Record(**data | rows)
 
 
-def compared_with(names: Collection[str]) -> str:
-    """Return the implementation that the ladder's rungs are compared with: the first of RIVALS found in `names`."""
-    return next(name for name in RIVALS if name in names)
+def ladder_baseline(names: Collection[str]) -> str:
+    """Return the implementation with which the ladder's rungs are compared: the first baseline found in `names`."""
+    return next(name for name in LADDER_BASELINES if name in names)
 
 
 def recorded(name: str) -> dict | None:

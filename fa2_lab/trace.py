@@ -21,7 +21,7 @@ NOT_COUNTABLE = {"dot", "vdot", "inner", "outer", "einsum", "tensordot", "kron",
 class Event(NamedTuple):
     """A single load from HBM or store to HBM.
 
-    `i` and `j` are the loop indices at the time of the access. Each is None outside its loop.
+    `i` and `j` are the loop indices at the time of the access. An index is None outside its loop.
     """
 
     op: str  # "load" or "store"
@@ -38,12 +38,12 @@ class Trace:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.work: Counter[tuple] = Counter()  # {(worker, i, j, kind): number of operations}
-        self.peak_on_chip = 0  # elements that must be on chip at the same time, as declared with hold()
-        self.largest_on_chip = 0  # elements in the largest array computed on chip
+        self.peak_on_chip = 0  # largest number of elements that are on chip at the same time, as declared with hold()
+        self.largest_on_chip = 0  # number of elements in the largest array computed on chip
         self._at: dict[str, int] = {}
         self._parallel: list[str] = []
 
-    # What an algorithm calls ------------------------------------------------------------------------------
+    # Methods that an algorithm calls ----------------------------------------------------------------------
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         """Return the named tensors as HbmTensors in the order given, or a single HbmTensor if only one is given."""
@@ -70,14 +70,14 @@ class Trace:
         """Record the arrays that one step of the algorithm needs on chip at the same time."""
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 
-    # What a reader asks -----------------------------------------------------------------------------------
+    # Methods that return the counts -----------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM, either of one tensor or, if `tensor` is None, of all."""
+        """Return the number of elements of `tensor` loaded from HBM, or of all tensors if `tensor` is None."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM, either of one tensor or, if `tensor` is None, of all."""
+        """Return the number of elements of `tensor` stored to HBM, or of all tensors if `tensor` is None."""
         return self._moved("store", tensor)
 
     @property
@@ -87,7 +87,7 @@ class Trace:
 
     @property
     def flops(self) -> Counter[str]:
-        """The number of operations by kind: matmul, exp, add, multiply, divide, maximum, log."""
+        """The number of operations of each kind: matmul, exp, add, multiply, divide, maximum, log."""
         total: Counter[str] = Counter()
         for (_, _, _, kind), n in self.work.items():
             total[kind] += n
@@ -114,7 +114,7 @@ class Trace:
         """Return {worker: counts of loads, stores and operations}, with one entry per worker (thread block)."""
         return self._grouped(lambda worker, i, j: worker)
 
-    # How it counts ----------------------------------------------------------------------------------------
+    # How operations and accesses are counted --------------------------------------------------------------
 
     def _moved(self, op: str, tensor: str | None) -> int:
         return sum(e.elements for e in self.events if e.op == op and tensor in (None, e.tensor))
@@ -194,7 +194,7 @@ class HbmTensor:
 class OnChip(np.ndarray):
     """An on-chip array, loaded from HBM or computed from other on-chip arrays. Operations on it are counted."""
 
-    trace: Any = None  # the Trace that counts its operations; the name hides ndarray's method trace()
+    trace: Any = None  # the Trace that counts the array's operations; the name hides ndarray's method trace()
 
     def __array_finalize__(self, parent: Any) -> None:
         self.trace = getattr(parent, "trace", None)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_studio.bench.protocol import measure
+from fa2_studio.bench.protocol import measure_kernels
 
 NUMBERS, BLOCK, STRIDES = 2**25, 4096, (1, 2, 4, 8, 16, 32)
 
@@ -32,6 +32,6 @@ if __name__ == "__main__":
     print(f"{torch.cuda.get_device_name()}, Triton {triton.__version__}")
     X = torch.ones(NUMBERS * max(STRIDES), device="cuda")
     Y = torch.empty(NUMBERS // BLOCK, device="cuda")
-    timings = measure({f"{stride}": partial(call, X, Y, stride) for stride in STRIDES})
+    timings = measure_kernels({f"{stride}": partial(call, X, Y, stride) for stride in STRIDES})
     for stride, timing in timings.items():
         print(f"stride {stride:4}: " + (timing if isinstance(timing, str) else f"{timing.median:.3f} ms"))

@@ -1,8 +1,8 @@
 """The public function attention().
 
-Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
-strides, and of the values of its other arguments. The first call with a given key checks the arguments and prepares the
-kernels. Later calls with the same key launch the prepared kernels immediately.
+Prepared kernels are kept in a cache. A call's cache key consists of the types, dtypes, devices, shapes and strides of
+its tensors, and of the values of its other arguments. The first call with a given key checks the arguments and prepares
+the kernels. Later calls with the same key launch the prepared kernels immediately.
 
 TROUBLESHOOTING.md lists the differences between attention() and torch.nn.functional.scaled_dot_product_attention.
 
@@ -42,10 +42,10 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and for k and v (batch, kv heads, N_k, d).
 
-    q, k and v must have the same dtype: fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has the same shape
-    as q, and its dimensions have the same order in memory. The same holds for each gradient and its input. The rows of
-    O and of the gradients are always contiguous, and no two of their elements share memory, even if q, k or v is a view
-    whose rows are not contiguous or whose elements share memory.
+    q, k and v must have the same dtype: fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has the shape of q
+    and the same order of dimensions in memory. Likewise, each gradient has the shape and the order of dimensions of its
+    input. The rows of O and of the gradients are always contiguous, and no two of their elements share memory, even if
+    q, k or v is a view whose rows are not contiguous or whose elements share memory.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
     window       A pair (left, right). Row r sees the columns from r + N_k − N_q − left to r + N_k − N_q + right. If
@@ -58,14 +58,14 @@ def attention(
                  limited to 10³⁸ times the softcap or, without a softcap, to 10³⁸ times the scale. The limit never
                  exceeds 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. An invalid sink
                  raises an error if its value can be read without waiting for a GPU. Otherwise, the results are NaN. A
-                 sink of NaN is not an error, just as NaN in q, k or v is not, but its head's rows of O and L are NaN.
+                 sink of NaN is not an error, just as a NaN in q, k or v is not, but it makes O and L NaN in its head.
     bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
-                 and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
-                 the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is therefore
-                 at column = row, so ALiBi is −slope · (row − column) for all N_q and N_k. The three arguments have
-                 dtype int32 and broadcast against each other. No gradient flows to a bias. With backend="reference",
-                 the function may also be written in NumPy. Under torch.compile or torch.export, passing a bias raises
-                 an error.
+                 and the softcap have been applied. A value of −∞ masks the key. `head` is the index of the query head.
+                 `row` is the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is
+                 therefore at column = row, so ALiBi is −slope · (row − column) for all N_q and N_k. The three arguments
+                 have dtype int32 and broadcast against each other. No gradient flows to a bias. With
+                 backend="reference", the function may also be written in NumPy. Under torch.compile or torch.export,
+                 passing a bias raises an error.
     scale        The factor by which the scores are multiplied. None means 1/√d. Its magnitude can be at most 10³⁰,
                  because the kernels compute in fp32.
     key_lengths  An integer tensor of shape (batch,) with the number of keys in each sequence, from 0 to N_k. The
@@ -84,8 +84,8 @@ def attention(
     return_lse   If True, return (O, L), where L has shape (batch, heads, N_q) and dtype fp32. L is the log-sum-exp of
                  each row's scores, including the row's sink.
     backend      "triton" runs the Triton kernels. "portable" also runs Triton kernels, but not those for Hopper.
-                 "reference" runs the NumPy reference in float64. "auto" selects the first of these three that can
-                 handle the tensors.
+                 "reference" runs the NumPy reference in float64. "auto" runs the Triton kernels if they can handle the
+                 tensors, and the NumPy reference otherwise.
 
     The forward pass of a call with few queries runs the decode kernels, even with backend="portable", unless the call
     has a bias or dropout. A call has few queries if N_q is at most 16 and there are at most 16 query rows per K/V head
@@ -109,7 +109,7 @@ def attention(
     num_splits          for calls with at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q),
                         and neither a bias nor dropout
     backend="portable"  for all other calls. With "auto" on Hopper, the choice of kernel and tiles depends on the batch
-                        size, so the last bits of O and L may depend on it
+                        size, and so may the last bits of O and L
 
     The bits match only on the same GPU, with the same version of Triton and the same mask. If a sequence moves to
     another position in the batch, dropout draws a different mask for it. If sequences are padded and have key_lengths,

@@ -1,4 +1,4 @@
-"""Check biases, which are functions whose values are added to the scores, and compute their cache keys.
+"""Check biases and compute their cache keys. A bias is a function whose values are added to the scores.
 
 A bias's key is part of the key under which kernels/cache.py stores a prepared call.
 """
@@ -23,7 +23,7 @@ CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {captured
 def check_bias(bias: Any, reference: bool) -> None:
     """Raise an error unless `bias` is None or a @triton.jit function of (head, row, column).
 
-    If `reference` is True, the bias may also be written in NumPy, and it is tested by one call with small arrays.
+    If `reference` is True, the bias may also be written in NumPy, and it is tried out on small arrays.
     """
     if bias is None:
         return

@@ -26,7 +26,7 @@ NO_TRANSFORMS = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
-LARGEST_SCALE = 1e30  # keeps every score below 10⁸ finite in fp32, the kernels' precision
+LARGEST_SCALE = 1e30  # keeps scaled scores finite in fp32, the kernels' precision, as long as q · k is below 10⁸
 LARGEST_SINK = 1e38  # limit on the kernels' quotient sink / softcap or, without a softcap, sink / scale
 MOST_SPLITS = 256
 # The kernels divide sinks and biases by the scale. If the scale is below this bound, the scale is folded into q
@@ -384,7 +384,7 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Return whether torch is tracing this call, which must then use a custom operator, rather than running it.
+    """Return whether torch is tracing this call rather than running it, so that the call must use a custom operator.
 
     torch traces calls under torch.compile and torch.export, and calls on fake tensors. Calls on meta tensors and tensor
     subclasses also count as traced.

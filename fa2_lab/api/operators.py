@@ -27,7 +27,7 @@ from fa2_lab.kernels.strides import contiguous_like, rows_contiguous
 def dispatch_module() -> ModuleType:
     """Import and return kernels.dispatch, the module that chooses the kernels.
 
-    Only this function imports it, because it needs Triton.
+    No other function imports this module, because it needs Triton.
     """
     from fa2_lab.kernels import dispatch
 
@@ -93,10 +93,10 @@ class PreparedCall(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """The autograd function for calls that need gradients, in eager mode.
+    """The autograd function for calls in eager mode that need gradients.
 
-    Because it is written in Python, it needs only a third of a custom operator's host time. Every argument adds to this
-    time, so the PreparedCall and its Tensors are passed as one argument.
+    An autograd function written in Python needs only a third of a custom operator's host time. Every argument adds to
+    this time, so the PreparedCall and its Tensors are passed as one argument.
     """
 
     @staticmethod
@@ -118,7 +118,7 @@ class Attention(torch.autograd.Function):
 
 
 def save_for_backward(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
-    """Save O, L, the input tensors and the options in `ctx` for the backward."""
+    """Save O, L, the input tensors and the options in `ctx` for the backward pass."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(value=False)
@@ -141,7 +141,7 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 
-# While torch traces ---------------------------------------------------------------------------------------------
+# While torch traces a call --------------------------------------------------------------------------------------
 
 TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", float: "float"}
 TYPES |= {int | None: "int?", float | None: "float?"}

@@ -1,8 +1,8 @@
 """A call's options as they were passed, the cache key that contains them, and their checks.
 
-Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
-strides, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of this
-key alone, so an option missing from the key cannot reach a kernel.
+Prepared kernels are kept in a cache. A call's cache key consists of the types, dtypes, devices, shapes and strides of
+its tensors, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of
+this key alone, so an option missing from the key cannot reach a kernel.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def given_options(
 
 
 def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
-    """Return this call's key and the prepared call stored under it, which is None if there is none.
+    """Return (key, call): this call's key, and the prepared call stored under it, or None if there is none.
 
     `given` is the result of given_options(). The key contains everything that the checks and the choice of kernels
     depend on. Both results are None while torch traces the call (see is_traced() in checks.py). They are also None if

@@ -49,9 +49,9 @@ def attention_paged(
                 difference.
     window      A pair (left, right) of distances from the key at key_lengths − N_q + r. The call does not read pages
                 that end before every window, so the table's entries for these pages may have any value.
-    key_lengths, block_table  On a GPU, the range of their values is checked on the first call and again whenever the
-                tensor has been modified, and each check waits for the GPU. In a CUDA graph or a compiled function, the
-                range is not checked, and a value outside the range is clamped.
+    key_lengths, block_table  On a GPU, the range of their values is checked when a tensor is first passed, and again
+                whenever one of these tensors has been modified. Each check waits for the GPU. In a CUDA graph or a
+                compiled function, the range is not checked, and a value outside the range is clamped.
     num_splits  The number of splits, as in attention(). If you pass it, a sequence's O and L have the same bits in
                 every batch and at every position in the batch, whichever pages are used and however wide the table is.
                 The bits may differ from those that attention() returns for contiguous keys.

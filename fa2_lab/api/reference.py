@@ -36,7 +36,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """Compute (dQ, dK, dV), plus dsinks if there are sinks, with the NumPy reference's backward in float64."""
+    """Compute (dQ, dK, dV), plus dsinks if there are sinks, with the NumPy reference's backward pass in float64."""
     inputs = tensors.q, tensors.k, tensors.v
     if not O.numel():
         return tuple(torch.zeros_like(x) for x in (*inputs, tensors.sinks) if x is not None)
@@ -138,7 +138,7 @@ def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
 def zero_unseen_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Return k and v with zeros in place of the keys and values that no row sees.
 
-    Otherwise, a NaN there would reach the result, because the reference multiplies it by 0, which gives NaN.
+    Otherwise, a NaN in one of them would reach the result, because the reference multiplies it by 0, and 0 · NaN = NaN.
     """
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:

@@ -125,7 +125,7 @@ def encode_header(header: dict) -> torch.Tensor:
 
 @contextmanager
 def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Send any error raised in the `with` block, which checks this rank's arguments, to all ranks, and re-raise it."""
+    """Send any error from the `with` block, in which this rank checks its arguments, to all ranks, and re-raise it."""
     try:
         yield
     except Exception as refusal:

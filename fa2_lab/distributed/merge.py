@@ -30,7 +30,7 @@ def merge_state_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: 
 
     (O, L) is merged like a state with m = L, l = 1 and o = O. If O_out is given, write all N rows of the final output
     to O_out and L_out instead of updating the state. A row's l and o are read only if its m is not −∞, so they may be
-    uninitialized before the first (O, L).
+    uninitialized before the first (O, L) is merged.
     """
     begin, end = first, first + n
     if O_out is not None:
@@ -66,9 +66,9 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
           O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
     """Merge (O, L) into `rows` of the state m, l (batch, heads, N) and o (batch, heads, N, d), in place.
 
-    If O_out and L_out are given, this (O, L) must be the last one. The whole final output is then written to O_out and
-    L_out, and the state is not updated. Both may be views with any strides, as long as the last dimension is
-    contiguous.
+    If O_out and L_out are given, (O, L) must be the last output to be merged. The whole final output is then written to
+    O_out and L_out, and the state is not updated. O_out and L_out may be views with any strides, as long as the last
+    dimension of each is contiguous.
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:

@@ -1,19 +1,20 @@
-"""Ring attention: queries stay while keys and values travel around the ring of ranks, and partial results are merged.
+"""Ring attention: queries stay in place, keys and values travel around a ring of ranks, and partial results are merged.
 
-The forward has n steps for n ranks. In each step except the last, a rank sends its current block of K and V to the rank
-on its right and receives the next block from the rank on its left, while its queries attend to the current block.
+For n ranks, the forward pass has n steps. In each step except the last, a rank sends its current block of K and V to
+the rank on its right and receives the next block from the rank on its left, while its queries attend to the current
+block.
 
 The attention of a rank's queries to its own block needs no communication. It is split into two halves of about equal
 cost. The first half runs while the ranks compare their calls, and the second half while the first transfer runs.
 
-In the backward, the blocks travel around the ring again. A block's dK and dV follow one step behind it, in fp32, and
-each rank adds its contribution. The gradients of a rank's own block are also computed in two halves. The first half
-runs during the first transfer, and the second while the rank's own dK and dV return.
+In the backward pass, the blocks travel around the ring again. A block's dK and dV follow one step behind the block, in
+fp32, and each rank adds its contribution to them. The gradients of a rank's own block are also computed in two halves.
+The first half runs during the first transfer, and the second while the rank's own dK and dV return.
 
-A transfer starts as soon as its data have been computed. It runs concurrently with the kernels (NCCL on its own stream,
-gloo in threads), and the rank waits for it just before it needs the block. This wait orders the streams. Until then,
-the tensors in transit stay referenced, so the allocator cannot reuse their memory too early. The host never waits for a
-GPU.
+A transfer starts as soon as its data have been computed, and runs concurrently with the kernels (NCCL on its own
+stream, gloo in threads). The rank waits for the transfer just before it needs the block. Until then, the tensors in
+transit stay referenced, so that the allocator cannot reuse their memory too early. On a GPU, only the stream of the
+kernels waits for the stream of the transfer, never the host.
 """
 
 from collections import Counter
@@ -40,7 +41,7 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile, cdiv
 
-MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; to keep the buffers small, the other heads are sent later
+MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; heads beyond it are sent later, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:
@@ -74,7 +75,7 @@ def ring_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return this rank's rows of softmax(scale · Q Kᵀ) V, for q (batch, heads, N, d) and k, v (batch, kv heads, N, d).
 
-    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Every rank in it must make the same call.
+    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. All of these ranks must make the same call.
     layout      The layout that was passed to `shard`, either "zigzag" or "contiguous". Shards may have different
                 lengths and may be empty, because the ranks exchange their lengths. In the zigzag layout, the front
                 piece of a shard has ⌈N/2⌉ rows.
@@ -141,7 +142,7 @@ def call_header(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One rank's call of ring_attention().
+    """One rank's call to ring_attention().
 
     Until the ranks have compared their calls, `lengths` is empty and `call_number` is 0.
     """
@@ -218,7 +219,7 @@ def counting() -> Iterator[Counter]:
 
 
 def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own.
+    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own block.
 
     While the caller uses a block, the next one is transferred.
     """
@@ -323,7 +324,7 @@ def add_gradients(
             X[:, :, rows] += more
 
 
-# As torch sees it ---------------------------------------------------------------------------------------------
+# The autograd function ----------------------------------------------------------------------------------------
 
 
 class RingAttention(torch.autograd.Function):
@@ -383,7 +384,7 @@ def head_chunks(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice
     """Divide the heads into groups whose K and V fit into one message, and return a pair of slices per group.
 
     Each pair is (a slice of q's heads, the slice of their K/V heads). The slices are the same on all ranks, because
-    they depend on the length of the longest shard.
+    they depend on the length of the longest shard, not on the length of this rank's shard.
     """
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()

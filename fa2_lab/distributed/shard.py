@@ -15,9 +15,9 @@ def shard(
 ) -> Tensor:
     """Split x along `dim`, and return this rank's shard. Gradients flow through the result.
 
-    Every rank must pass the whole tensor x, and no data are sent. Shard everything that belongs to the sequence in the
-    same way. For example, use dim=1 for token ids and targets, and shard(torch.arange(N), mesh, dim=0) for the
-    positions of a rotary embedding.
+    Every rank must pass the whole tensor x, so no data are sent between ranks. Shard everything that belongs to the
+    sequence in the same way. For example, use dim=1 for token ids and targets, and shard(torch.arange(N), mesh, dim=0)
+    for the positions of a rotary embedding.
     """
     group, dim = process_group(mesh), check_dim(x, dim)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))

@@ -1,4 +1,4 @@
-"""Known mistakes in the sources, each with the printed version, its correction, and a check that tells them apart.
+"""Known mistakes in the sources, each with the printed version, its correction, and a check that tells the two apart.
 
 fa2-lab errata            check all errata
 fa2-lab errata ID         check one erratum and print it in full

@@ -1,4 +1,4 @@
-"""Small problems for measuring errata, with the truth from dense float64 attention and central differences."""
+"""Small problems for measuring errata, with true results from dense float64 attention and central differences."""
 
 from collections.abc import Callable
 from functools import cached_property

@@ -22,10 +22,10 @@ class Erratum:
     instead: str  # the correction, in our words
     wrong: Callable[[], Any]
     right: Callable[[], Any]
-    error: Callable[[Any], float]  # the error of a result, compared with an independent formula or count
+    error: Callable[[Any], float]  # the error of a result, measured against an independent formula or count
     tolerance: float = 1e-9
     unit: str = ""  # the unit of the error; if empty, the error is relative to the largest entry of the matrix
-    met: str = ""  # GitHub threads that report it: "project #number, #number; project #number"
+    met: str = ""  # GitHub threads that report the mistake: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
         """Return whether the error of `result` is within the tolerance. The result is False if the error is NaN."""

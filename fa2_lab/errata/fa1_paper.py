@@ -53,7 +53,7 @@ M_ON_CHIP, HEAD = 24_576, 128  # 96 KiB of fp32
 def needed_on_chip(B: int, backward: bool) -> int:
     """Return the number of elements that a step with B × B tiles keeps on chip: q, o, k, v, s, l and m.
 
-    A step of the backward also keeps do, dq, dk, dv and dp.
+    A step of the backward pass also keeps do, dq, dk, dv and dp.
     """
     blocks, tiles = (8, 2) if backward else (4, 1)
     return blocks * B * HEAD + tiles * B * B + 2 * B
@@ -67,7 +67,7 @@ def largest_block(backward: bool) -> int:
 def misfit(B: int, backward: bool) -> float:
     """Return how far B is from the largest block that fits on chip, as a fraction of M, or 0 if B is that block.
 
-    For a larger B, this is the overflow. For a smaller B, it is the memory that a step with B + 1 would leave unused.
+    If B is larger, the result is the overflow; if smaller, the memory that a step with B + 1 would leave unused.
     """
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP

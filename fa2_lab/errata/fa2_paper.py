@@ -1,4 +1,4 @@
-"""Mistakes in sections 2 and 3 of the FlashAttention-2 paper. Those marked "(arXiv)" are not in the ICLR version."""
+"""Mistakes in sections 2 and 3 of the FlashAttention-2 paper. Mistakes marked "(arXiv)" are not in the ICLR version."""
 
 import numpy as np
 

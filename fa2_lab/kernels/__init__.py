@@ -1,6 +1,6 @@
 """Attention in Triton and in Gluon.
 
-When this package is first imported, it enables Triton's interpreter if there is no GPU, and makes Triton fuse
+When first imported, this package enables Triton's interpreter if there is no GPU, and it makes Triton fuse
 multiplications and additions into FMAs, which the kernels require. Triton 3.9 still generates FMAs by default, but
 warns that a later version will not.
 """

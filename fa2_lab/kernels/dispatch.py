@@ -1,11 +1,11 @@
-"""The choice of the kernels that compute a call.
+"""Choose the kernels that compute a call.
 
-The decode kernels compute the forward of calls with few queries, the Hopper kernels compute large calls on Hopper, and
-the portable kernels compute everything else.
+The decode kernels compute the forward pass of calls with few queries, the Hopper kernels compute large calls on Hopper,
+and the portable kernels compute everything else.
 
 The functions whose names start with prepare choose the kernels once for all calls with the same options and with
-tensors of the same types, devices, shapes and strides. They return a function that computes these calls. The function
-for a forward accepts (tensors), and the one for a backward accepts (dO, dL, O, L, tensors).
+tensors of the same types, devices, shapes and strides. Each of them returns a function that computes these calls. For
+the forward pass, this function accepts (tensors). For the backward pass, it accepts (dO, dL, O, L, tensors).
 """
 
 import warnings
@@ -32,7 +32,7 @@ from fa2_lab.kernels.strides import needs_copy, rows_contiguous
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute and return (O, L). All kernels define L in the same way, so any backward can follow any forward."""
+    """Compute and return (O, L). All kernels define L alike, so any backward kernel can follow any forward kernel."""
     key = "forward", options, *tensor_keys(tensors)
     return get_or_prepare(key, prepare_forward, tensors, options)(tensors)
 
@@ -40,8 +40,8 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one.
 
-    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, return the result
-    of prepare_contiguous_forward().
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the one that
+    prepare_contiguous_forward() returns.
     """
     if not any(map(needs_copy, tensors)):
         return prepare_contiguous_forward(tensors, options)
@@ -50,7 +50,7 @@ def prepare_forward(tensors: Tensors, options: Options) -> Callable:
 
 def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, using the fastest kernel that supports them."""
-    # The fallback is a function of a call's tensors, so it does not keep any of them alive.
+    # The fallback receives the tensors as arguments, so it does not keep any of them alive.
     portable_fallback = partial(prepare_portable_forward, options=options)
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
@@ -88,8 +88,8 @@ def prepare_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one.
 
-    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, return the result
-    of prepare_contiguous_backward(). If `deterministic` is set, the gradients are bitwise identical in every run.
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the one that
+    prepare_contiguous_backward() returns. If `deterministic` is set, the gradients are bitwise identical in every run.
     """
     stats_contiguous = all(x is None or x.is_contiguous() for x in (dL, L))
     if stats_contiguous and not any(map(needs_copy, (dO, dL, O, *tensors))):
@@ -108,8 +108,8 @@ def prepare_contiguous_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one, using the fastest kernels for them.
 
-    The function uses the Hopper backward kernels if they support the call and are faster, and the portable kernels
-    otherwise.
+    The returned function uses the Hopper kernels if they support these calls and are faster than the portable kernels,
+    and the portable kernels otherwise.
     """
     launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None
@@ -138,13 +138,13 @@ def bias_suffix(options: Options) -> str:
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
-# Which calls the Hopper kernels support -------------------------------------------------------------------------
+# Calls that the Hopper kernels support --------------------------------------------------------------------------
 
 
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
     """Return whether the Hopper kernels support a call with these options and optional tensors.
 
-    The Hopper kernels support neither dropout nor a bias, softcap or sinks. If `exclude_hopper` is set, return False.
+    The Hopper kernels do not support dropout, a bias, a softcap or sinks. If `exclude_hopper` is set, return False.
     """
     return not (options.needs_portable or options.exclude_hopper) and options.softcap is tensors.sinks is None
 
@@ -171,7 +171,7 @@ def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
         return None
 
 
-# Kernels that this Triton cannot compile ------------------------------------------------------------------------
+# Kernels that the installed Triton cannot compile ---------------------------------------------------------------
 
 ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
 WARNED: set[str] = set()  # kernels for which a warning has been shown
@@ -180,11 +180,12 @@ WARNED: set[str] = set()  # kernels for which a warning has been shown
 def with_fallback(
     name: str, kernel: Callable, prepare_fallback: Callable[..., Callable] | None = None, bias: Callable | None = None
 ) -> Callable:
-    """Return a function that calls `kernel`, but falls back to prepare_fallback(*arguments) if `kernel` fails.
+    """Return a function that calls `kernel`, or a fallback if Triton cannot compile `kernel`.
 
-    The fallback also handles calls for which `kernel` returns None. If Triton cannot compile `kernel`, this call and
-    all later ones use the fallback or, if `prepare_fallback` is None, raise an error. `name` identifies the kernel in
-    messages. If a kernel with a bias fails in Triton's interpreter, the error names the bias.
+    The fallback is the function that prepare_fallback(*arguments) returns. It handles the call for which Triton could
+    not compile `kernel`, all later calls, and any call for which `kernel` returns None. If `prepare_fallback` is None,
+    there is no fallback, and the compile error is reported as a RuntimeError. `name` identifies the kernel in messages.
+    If a kernel with a bias fails in Triton's interpreter, the error names the bias.
     """
     compiles, fallback = True, None
 
@@ -213,9 +214,9 @@ def with_fallback(
 def is_compile_error(error: Exception) -> bool:
     """Return whether `error` means that Triton could not compile a kernel, rather than that a call or the GPU failed.
 
-    Most such errors are of Triton's own types. Others are raised inside its compiler, such as a RuntimeError for code
-    that its verifier rejects, or inside its launcher for an unknown option. A CUDA error can also be raised inside the
-    compiler, because the compiler loads the kernel, but it is not a compile error.
+    Most compile errors are of Triton's own types. Others are raised inside Triton's compiler, such as a RuntimeError
+    for code that the verifier rejects, or inside its launcher, for an unknown option. A CUDA error is not a compile
+    error, although it can also be raised inside the compiler, which loads the kernel.
     """
     if isinstance(error, TritonError):
         return not is_interpreter_error(error)
@@ -235,13 +236,13 @@ def is_interpreter_error(error: BaseException) -> bool:
 
 
 def compile_error_message(name: str, error: Exception) -> str:
-    """Return a line that names the kernel Triton cannot compile, with the type and the first line of the error."""
+    """Return a line that names the kernel that Triton cannot compile, and gives the error's type and first line."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
 def bias_error_message(bias: Callable, error: BaseException) -> str:
-    """Return the message for a bias that fails in Triton's interpreter, with the root cause of the error."""
+    """Return the message for a bias that fails in Triton's interpreter, including the root cause of the error."""
     while is_interpreter_error(error) and error.__cause__ is not None:
         error = error.__cause__
     failure = f"fails in Triton's interpreter ({type(error).__name__}: {error})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import RLock
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files of NVIDIA GPUs, AMD GPUs, and GPUs in WSL
-LOCK = RLock()  # locked during a launch, because the interpreter keeps its state in global variables
+LOCK = RLock()  # locked during a launch because the interpreter keeps its state in global variables
 
 
 def enable_without_gpu() -> None:
@@ -25,7 +25,7 @@ def enable_without_gpu() -> None:
 def has_gpu() -> bool:
     """Return whether there is a GPU driver and torch finds a GPU. If torch is not installed, check only for a driver.
 
-    torch is imported only if there is a driver, because importing it takes a second.
+    Importing torch takes a second, so torch is imported only if there is a driver.
     """
     if not any(Path(node).exists() for node in GPU_NODES):
         return False
@@ -58,7 +58,7 @@ def is_enabled() -> bool:
 
 @cache
 def version_conflict() -> str:
-    """Return the packages to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
+    """Return what to install if the installed Triton and NumPy cannot run the kernels, or "" if they can run them."""
     import numpy
     import triton
 

@@ -19,10 +19,10 @@ from fa2_lab.tiles import cdiv
 triton_versions.check_and_patch()
 MiB = 2**20
 
-# Kernels are not specialized on these sizes, so that Triton compiles one kernel for all their values. N_q is not in the
-# list, because kernels need fewer registers if the compiler knows that N_q is a multiple of 16. Without specialization,
-# the causal forward at d = 128 would spill 8 bytes per thread on Hopper. In exchange, Triton compiles up to three
-# kernels, for N_q = 1, for multiples of 16, and for all other N_q.
+# Kernels are not specialized on these sizes, so Triton compiles one kernel for all of their values. N_q is not in the
+# list, because kernels need fewer registers if the compiler knows that N_q is a multiple of 16. For example, without
+# specialization on N_q, the causal forward kernel at d = 128 would spill 8 bytes per thread on Hopper. The price is
+# that Triton compiles up to three kernels: for N_q = 1, for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
 # With programmatic dependent launch, a kernel can start before the previous kernel ends, and wait for it later.
@@ -37,8 +37,8 @@ class Launch:
 
     All calls with the same key (see cache.py) share a Launch. Calling the Launch with tensors launches the kernel. The
     first tensors, one for each of `descriptors`, are passed to the kernel as tensor descriptors, and the other tensors
-    as pointers. All other arguments, which are strides, sizes and compile-time constants, are passed by name. `options`
-    are the options for Triton's compiler.
+    are passed as pointers. All other arguments, which are strides, sizes and compile-time constants, are passed by
+    name. `options` is passed to Triton's compiler.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Launch:
         third of its time. If Triton has already compiled the same kernel for other sizes, even the first launch
         bypasses the call.
 
-        If a pointer is not 16-byte-aligned, Triton compiles a different kernel, so its own call is always used. Kernels
-        with descriptors are an exception, because they never read 16 bytes through a pointer in a single load.
+        If a pointer is not 16-byte-aligned, Triton compiles a different kernel, so Triton's own call is always used.
+        Kernels with descriptors are an exception because they never read 16 bytes through a pointer in a single load.
         """
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
@@ -94,23 +94,23 @@ class Launch:
 
 
 def descriptor_for(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return a copy of a tensor descriptor that describes X, without repeating the checks of its constructor."""
+    """Return a copy of `descriptor` that describes X. Copying skips the constructor's checks."""
     described = copy(descriptor)
     described.base = X
     return described
 
 
 def current_stream(X: torch.Tensor) -> int:
-    """Return the CUDA stream on which work on X is currently queued."""
+    """Return the handle of the current CUDA stream on X's device."""
     return driver.active.get_current_stream(X.get_device())
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return each tensor's address, or 0 if a tensor is None. Kernels never read from address 0."""
+    """Return the address of each tensor, or 0 in place of a tensor that is None. Kernels never read from address 0."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
-# What else a launch needs -------------------------------------------------------------------------------------
+# A launch's other arguments -----------------------------------------------------------------------------------
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ def shape(X: torch.Tensor) -> tuple[int, ...]:
 def strides(X: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of X for batch entries, heads and rows. The columns of X must be contiguous.
 
-    For packed sequences, the row stride takes the place of the batch stride, because a kernel addresses a sequence by
+    For packed sequences, the row stride takes the place of the batch stride because a kernel addresses a sequence by
     its first row.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
@@ -143,7 +143,7 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
 def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
     """Return the number of programs that a launch needs if each program processes B rows of a head of X.
 
-    For packed sequences, this is an upper bound, which also covers the rows after the last sequence.
+    For packed sequences, this number is an upper bound that also covers the rows after the last sequence.
     """
     batch, H, N, _ = shape(X)
     return batch * H * (cdiv(N, B) if sequences is None else N // B + sequences + 1)
@@ -152,7 +152,7 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 def size_arguments(
     Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
 ) -> dict:
-    """Return a kernel's size arguments. Each program owns a block of the tensor `owned` and loops over `streamed`."""
+    """Return a kernel's size arguments. A program owns a block of `owned` and loops over blocks of `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
     return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))
@@ -167,9 +167,9 @@ def window_bounds(options: Any) -> tuple:
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return the number of heads, at least 1, to process concurrently so that they fit in 8 MiB of L2.
+    """Return the number of heads, at least 1, to process concurrently so that their rows fit in 8 MiB of L2.
 
-    Each head counts twice, because the kernel reads two tensors of X's size (for example, K and V).
+    Each head counts twice because the kernel reads two tensors of X's size (for example, K and V).
     """
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))

@@ -2,8 +2,8 @@
 
 At every launch, Triton's own Python code examines all arguments, queries the driver about every pointer, and encodes
 every tensor descriptor. With four descriptors, this takes 14 µs. This module records once which arguments Triton passes
-to the driver, and replaces only the addresses in later launches. If this is impossible, Triton's own call is used,
-which gives the same results but is slower.
+to the driver, and replaces only the addresses in later launches. If a launch cannot be recorded in this way, Triton's
+own call is used, which gives the same results but is slower.
 
 The module relies on internals shared by Triton 3.6 to 3.9 (listed in triton_versions.py). A compiled kernel's `run` is
 a callable object. It receives the grid, the stream, the function, packed metadata, launch metadata, two hooks and the
@@ -57,7 +57,7 @@ class Relaunch:
         self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
         self.meta = [*compiled.metadata.tensordesc_meta] if n_descriptors else []
         self.encoders = [*map(descriptor_encoder, kernel_args[:n_descriptors], self.meta)]
-        # Plain tuples are faster to unpack. None of these arguments is a tensor, so no tensor is kept alive.
+        # Plain tuples unpack faster than named ones. None of these arguments is a tensor, so no tensor is kept alive.
         self.rest = [*map(as_plain_tuples, kernel_args[n_descriptors + n_pointers :])]
         self.launcher = compiled.run.launch
         if n_descriptors:
@@ -71,8 +71,8 @@ class Relaunch:
     def with_arguments(self, grid: Any, descriptors: Any, rest: Any) -> "Relaunch":
         """Return a copy of this launch with a new grid, new `descriptors` and other new arguments (`rest`).
 
-        The new arguments must lead to the same compiled kernel, so both launches must have the same
-        Launch.compile_key().
+        The new arguments must lead to the same compiled kernel, so Launch.compile_key() must be the same for the old
+        and the new launch.
         """
         copied = copy.copy(self)
         copied.base = [*grid, *self.base[3:]]
@@ -130,8 +130,7 @@ def trailing_parameters(kernel: Any, count: int) -> list[tuple[str, bool, bool]]
 def specialization(x: Any, constant: bool, specialized: bool) -> Any:
     """Return the properties of the argument x that affect the compiled kernel.
 
-    A constant is represented by its type and value. `specialized` is True if the kernel is specialized on the value of
-    x.
+    A constant is represented by its type and value. `specialized` is True if the kernel is specialized on x.
     """
     kind: Any = type(x)
     if kind is constexpr:
@@ -147,7 +146,7 @@ def specialization(x: Any, constant: bool, specialized: bool) -> Any:
 
 
 def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
-    """Return the arguments that Triton would pass to its `launch`, as recorded by a copy of `run`.
+    """Return the arguments that the kernel's `run` would pass to its `launch`, as recorded by a copy of `run`.
 
     The recording uses an empty grid, so no program runs even if a later Triton version calls its driver differently.
     """
@@ -188,10 +187,10 @@ def same_argument(mine: Any, theirs: Any) -> bool:
 
 
 def descriptor_encoder(descriptor: Any, meta: Any) -> Any:
-    """Return a function that converts an address to the arguments that take the place of a tensor descriptor.
+    """Return a function that converts an address into the arguments that take the place of a tensor descriptor.
 
-    `meta` is Triton's record of the compiled descriptor, such as its swizzle and block size. The function caches the
-    results for the last 1,024 addresses.
+    `meta` is Triton's record of the compiled descriptor, including its swizzle and block size. The returned function
+    caches the results for the last 1,024 addresses.
     """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 

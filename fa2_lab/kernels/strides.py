@@ -17,13 +17,13 @@ def needs_copy(x: Tensor | None) -> bool:
 def rows_contiguous(x: Any) -> Any:
     """Return x, or a copy with contiguous rows if needs_copy() is true for x.
 
-    The copy is made with clone(), because contiguous() returns an empty tensor unchanged.
+    The copy is made with clone() because contiguous() returns an empty tensor unchanged.
     """
     return x.clone(memory_format=torch.contiguous_format) if x is not None and needs_copy(x) else x
 
 
 def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with the shape of x and its dimension order in memory, like the results of torch's operators.
+    """Return a new tensor with x's shape and x's order of dimensions in memory, as torch's operators do.
 
     The rows of the new tensor are always contiguous, and no two of its elements share memory, even if elements of x do.
     On the device "meta", the tensor has a shape and strides, but no memory.
@@ -37,8 +37,8 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
 def layout_of_result(x: Tensor) -> Tensor:
     """Return a tensor with the shape and strides of contiguous_like(x). Its elements must not be accessed.
 
-    If x is in (batch, heads, N, d) or (batch, N, heads, d) order without gaps, return x itself. Otherwise, return a
-    tensor on the device "meta", which torch takes 0.1 ms to create.
+    If x is in (batch, heads, N, d) or (batch, N, heads, d) order without gaps, return x itself. Otherwise, return a new
+    tensor on the device "meta". Creating it takes 0.1 ms.
     """
     if x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous()):
         return x

@@ -1,11 +1,12 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and head dimension.
 
-There are three kernels: "forward", and in the backward pass "dkdv" (dK, dV) and "dq" (dQ). The entries for Hopper were
-measured on an H200. The other entries were chosen by compiling them. Without a bias, they fit in the chip's shared
-memory and spill no registers, as tests/heart/test_compile.py checks. If several entries for compute capability 8.x at d
-= 64 or 128 passed this check, they were compared by running the A100's code on an H200. Three entries are exceptions
-that spill: Hopper's backward at d = 256, fp32 at d = 256, and, outside its loops, Hopper's forward at d ≤ 64 without a
-mask. `fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these tables.
+There are three kernels: "forward" for the forward pass, and "dkdv" (dK and dV) and "dq" (dQ) for the backward pass. The
+entries for Hopper were measured on an H200. The other entries were chosen by compiling the kernels.
+tests/heart/test_compile.py checks that, without a bias, the kernels fit in the chip's shared memory and spill no
+registers. If several entries for compute capability 8.x at d = 64 or 128 passed this check, they were compared by
+running the A100's code on an H200. The only kernels that may spill are the backward kernels for Hopper at d_pad = 256,
+the kernels for fp32 at d_pad = 256 and, outside its loops, the forward kernel for Hopper at d_pad = 64 without a mask.
+`fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these tables.
 """
 
 from dataclasses import dataclass
@@ -30,13 +31,13 @@ class KernelConfig:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # maximum number per thread; only NVIDIA's compiler accepts this limit
+    registers: int | None = None  # maximum number of registers per thread; only NVIDIA's compiler accepts this limit
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     d_pad: int = 0  # d padded for the tensor cores
     upcast: bool = False  # whether tiles are converted to fp32 before a matmul
 
     def compiler_options(self) -> dict:
-        """Return the options for Triton's compiler: warps, stages and, if set, the register limit per thread."""
+        """Return the options for Triton's compiler: warps, stages and, if set, register limit and instruction order."""
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
         schedule = LOW_REG_SCHEDULE if self.low_reg_schedule else {}
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
@@ -48,11 +49,11 @@ class KernelConfig:
         return PortableConstants(*map(triton.language.constexpr, numbers))
 
 
-USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers, so it may spill
+USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers, which may spill
 LOW_REG_SCHEDULE = dict(sched4reg=True)  # an instruction order that saves registers, available since Triton 3.9
 
 # {kernel: {d_pad: entry}}, where an entry is (B_r, B_c, warps, stages[, registers[, low_reg_schedule]]). If a d_pad has
-# two entries, the first is for calls without a causal mask, and the second for causal calls.
+# two entries, the first is for calls without a causal mask, and the second is for causal calls.
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
@@ -66,7 +67,7 @@ HOPPER = dict(
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
-        # the larger tile is 12% faster, even with grouped heads, where it spills 14 registers
+        # 64 × 128 is 12% faster than 32 × 128, even with grouped heads, although it then spills 14 registers
         128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
         256: (32, 64, 8, 2),
     },
@@ -81,7 +82,7 @@ HOPPER = dict(
 )
 ADA = dict[str, dict](  # sm_86 and sm_89, which have 99 KiB of shared memory
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
-    # at d = 256, ptxas by default uses at most 168 registers on sm_80 and spills 2, so the limit is raised to 255
+    # at d = 256, ptxas by default uses at most 168 registers on sm_80 and spills two, so the limit is raised to 255
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
@@ -92,7 +93,7 @@ AMPERE = dict(  # sm_80; these entries and FlashAttention-2's own kernels were t
     dq=ADA["dq"],
 )
 BLACKWELL = dict(  # sm_100, and sm_120, which has 99 KiB of shared memory
-    # at d = 64, ptxas by default uses at most 128 registers on sm_100 and spills 4, so the limit is raised to 168
+    # at d = 64, ptxas by default uses at most 128 registers on sm_100 and spills four, so the limit is raised to 168
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     dkdv=ADA["dkdv"],
     dq=ADA["dq"] | {128: (64, 64, 8, 2)},
@@ -102,7 +103,7 @@ CDNA = dict(  # AMD's MI300 family, which has 64 KiB of shared memory
     dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
     dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
 )
-FP32 = dict(  # FMAs on values in registers, without tensor cores
+FP32 = dict(  # computed with FMAs on values in registers, without tensor cores
     forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
     dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
     dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
@@ -112,7 +113,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1
 
 
 def chip_tables() -> dict:
-    """Return the tables for the chip family of the GPU, or of TRITON_OVERRIDE_ARCH if it is set."""
+    """Return the tables for the GPU's chip family, or for that of the architecture in TRITON_OVERRIDE_ARCH, if set."""
     target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA
@@ -125,10 +126,10 @@ def chip_tables() -> dict:
 def splits_head_dim(Q: torch.Tensor) -> bool:
     """Return whether O is computed in pieces of at most B_r columns.
 
-    In a chain of matmuls, the last one determines how the warps divide a tile. If its tile has at least as many rows as
-    columns, each warp gets entire rows of S. Otherwise, each warp gets some columns of all rows, so P and each row's
-    maximum and sum must be exchanged through shared memory. Hopper's wgmma and AMD's compiler always assign entire rows
-    to a warp, so O is not computed in pieces on these GPUs.
+    In a chain of matmuls, the last matmul determines how the warps divide a tile. If its result has at least as many
+    rows as columns, each warp gets entire rows of S. Otherwise, each warp gets some columns of all rows, so P and each
+    row's maximum and sum must be exchanged through shared memory. Hopper's wgmma and AMD's compiler always assign
+    entire rows to a warp, so O is not computed in pieces on these GPUs.
     """
     return Q.dtype != torch.float32 and not interpreter.is_enabled() and chip_tables() in (AMPERE, ADA, BLACKWELL)
 
@@ -144,7 +145,7 @@ def power_of_2(n: int) -> int:
 
 
 def needs_upcast(Q: torch.Tensor) -> bool:
-    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as in Triton's interpreter for bf16."""
+    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 is in Triton's interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.is_enabled()
 
 

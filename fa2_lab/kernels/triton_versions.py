@@ -4,11 +4,11 @@ The kernels use the API names of the newest Triton, and add_newest_names() makes
 versions. by_triton() selects values that depend on the version, such as tile sizes.
 
 The project uses the internals of Triton listed below. If a later version lacks an internal that only relaunch.py uses,
-launches become slower. If it lacks a name of Gluon, the portable kernels run instead of the Hopper kernels.
+launches become slower. If it lacks a Gluon name, the portable kernels run instead of the Hopper kernels.
 
 - launch.py and tables.py read the GPU and its stream from runtime.driver.active, which offline.py replaces with a
-  GPU that is not present. relaunch.py encodes descriptors with its utils.fill_tma_descriptor (or
-  fill_tma_descriptor_tiled);
+  GPU that is not present. relaunch.py encodes descriptors with the driver's
+  utils.fill_tma_descriptor (or fill_tma_descriptor_tiled);
 - tables.py reads knobs.runtime.override_arch, and relaunch.py reads launch_enter_hook and launch_exit_hook (each a
   HookChain);
 - launch.py and relaunch.py read JITFunction.arg_names and CompiledKernel.src.fn.arg_names;
@@ -46,14 +46,14 @@ def major_minor(version: str) -> tuple[int, ...]:
 def by_triton(entries: dict[str, Any]) -> Any:
     """Return the entry for the installed version of Triton.
 
-    Each entry is valid from its own version up to, but not including, that of the next entry.
+    Each entry is valid from its own version up to, but not including, the next entry's version.
     """
     installed = major_minor(triton.__version__)
     return entries[max((version for version in entries if major_minor(version) <= installed), key=major_minor)]
 
 
 def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """Return the packages to install if these Triton and NumPy versions are incompatible, or "" if they are not.
+    """Return what to install if these Triton and NumPy versions cannot run the kernels, or "" if they can.
 
     `interpreted` is True if Triton's interpreter runs the kernels.
     """
@@ -132,7 +132,7 @@ def aggregate(cls: Any) -> Any:
         for (name, annotation), value in zip(fields.items(), values, strict=True):
             setattr(self, name, constexpr(value) if annotation is constexpr else value)
 
-    vars(__init__)["__triton_builtin__"] = True  # prevents Triton from compiling its code
+    vars(__init__)["__triton_builtin__"] = True  # prevents Triton from compiling this method
     cls.__init__ = __init__
     return triton.language.core._aggregate(cls)
 
@@ -153,10 +153,10 @@ def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
 def speed_up_interpreter() -> None:
     """Speed up Triton's interpreter almost threefold by skipping three steps that do not affect results.
 
-    To run a kernel, the interpreter patches triton.language and restores it afterwards. It repeats this for every
-    function that the kernel calls, although once is enough. The interpreter also computes every integer sum twice to
-    detect overflow, a step that is skipped only if `debug` is off. Finally, it rebuilds a table of all types whenever
-    it looks up a NumPy dtype.
+    To run a kernel, the interpreter patches triton.language and restores it afterwards. It repeats both steps for every
+    function that the kernel calls, although doing them once is enough. It also computes every integer sum twice to
+    detect overflow, and rebuilds a table of all types whenever it looks up a NumPy dtype. If `debug` is on, the
+    overflow check is kept.
 
     If the interpreter is off, or if Triton's internal names have changed, do nothing.
     """

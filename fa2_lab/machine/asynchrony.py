@@ -1,10 +1,11 @@
 """An event-driven simulation of one thread block, in which actors wait for each other while hardware units work.
 
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
-a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
-run concurrently, each at full speed. Every other unit executes each actor's jobs in order. If several actors have jobs,
-the unit either divides its time equally among the actors, or executes all jobs in the order in which they were started.
-Both policies can be simulated, because NVIDIA does not document how a GPU divides its tensor cores among warps.
+a Wait whenever it has to pause. The units (copy engine, tensor cores, exponential lanes) execute the jobs. Copies run
+concurrently, each at full speed. The other units execute each actor's jobs in order. If several actors have jobs for
+such a unit, it either divides its time equally among the actors, or executes all jobs in the order in which they were
+started. The simulation offers both policies because NVIDIA does not document how a GPU divides its tensor cores among
+warps.
 """
 
 from collections import Counter
@@ -14,16 +15,16 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-NEGLIGIBLE = 1e-6  # number of clock cycles below which a remainder is a rounding error
+NEGLIGIBLE = 1e-6  # a remainder of fewer clock cycles than this is a rounding error
 
 
 class Deadlock(RuntimeError):
-    """Raised if every actor is waiting and no running job can end any of these waits."""
+    """Raised if all actors are waiting but no job is running that could end one of their waits."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A condition that an actor waits for. The actor yields a Wait, and resumes once `ready` returns True."""
+    """A condition that an actor waits for. The actor yields the Wait, and resumes once `ready` returns True."""
 
     ready: Callable[[], bool]
     what: str
@@ -44,7 +45,7 @@ class Barrier:
             self.phase, self.missing = self.phase ^ 1, self.expected
 
     def over(self, phase: int) -> Wait:
-        """Return a Wait for the end of `phase`. As in hardware, only the phase parity, a single bit, is compared."""
+        """Return a Wait for the end of `phase`. As on a GPU, a phase is identified only by its parity, a single bit."""
         return Wait(lambda: self.phase != phase, self.what)
 
 
@@ -70,7 +71,7 @@ class Job:
 
 
 class Block:
-    """A simulated thread block, with a clock, the running jobs, and the finished jobs."""
+    """A simulated thread block, with its clock, its running jobs and its finished jobs."""
 
     def __init__(self, **policies: str) -> None:
         self.policies = POLICIES | policies
@@ -85,7 +86,7 @@ class Block:
         return job
 
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
-        """Run all actors and their jobs to the end, and return the block.
+        """Run all actors and their jobs to completion, and return the block.
 
         Whenever all actors are waiting, the clock advances to the end of the next job.
         """
@@ -97,7 +98,7 @@ class Block:
                     reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in waits.items())
                     raise Deadlock(reasons)
                 self._advance()
-        while self.running:  # finish the jobs for which no actor waited
+        while self.running:  # finish the jobs that no actor waits for
             self._advance()
         return self
 
@@ -137,8 +138,8 @@ class Block:
     def _served(self) -> list[Job]:
         """Return the jobs that the units are working on now.
 
-        A unit works on all of its jobs ("side by side"), on the first job of each actor ("shared"), or on its first job
-        only ("in order").
+        Depending on its policy, a unit works on all of its jobs ("side by side"), on the first job of each actor
+        ("shared"), or only on the job that was started first ("in order").
         """
         seen, served = set(), []
         for job in self.running:
@@ -149,7 +150,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the fraction of time, from `since` to the end of the last job, during which `unit` was busy."""
+        """Return the fraction of the time between `since` and the end of the last job during which `unit` was busy."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

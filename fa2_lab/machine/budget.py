@@ -8,16 +8,17 @@ Registers hold the fp32 accumulators and the scores, spread evenly over the thre
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
 A compiler can use more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
 (Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
-correctly whether registers spill. Where it wrongly predicts that a kernel does not spill, the kernel has at most about
-100 spill instructions, compared with up to 12,000 in other compilations. The predicted shared memory is within 20% of
+correctly whether registers spill. If it wrongly predicts that a kernel does not spill, the kernel has at most about 100
+spill instructions, whereas other compilations have up to 12,000. The predicted amount of shared memory is within 20% of
 what the compiled kernel uses.
 
 The model covers four kernels:
 
 forward   the forward pass, which keeps a row block on chip and loops over K and V
-backward  the one-pass backward (FA2's Algorithm 2), which keeps a column block, loops over Q and dO, and adds to dQ
-columns   the pass of a two-pass backward that computes dK and dV in the same loop as `backward`, but without dQ
-rows      the pass of a two-pass backward that computes dQ, which keeps a row block and loops over K and V
+backward  the backward pass in one kernel (FA2's Algorithm 2), which keeps a column block, loops over Q and dO, and adds
+          to dQ
+columns   in a backward pass of two kernels, the one that computes dK and dV, with the loop of `backward` but without dQ
+rows      in a backward pass of two kernels, the one that computes dQ, which keeps a row block and loops over K and V
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ from typing import Any
 from fa2_lab.machine.chips import Chip, KiB, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-FIXED_REGISTERS = 40  # registers per thread for addresses, loop counters, m and l, and masks
-RESERVED = 1 * KiB  # shared memory that the system reserves per resident block
+FIXED_REGISTERS = 40  # registers per thread for addresses, loop counters, masks, m and l
+RESERVED = 1 * KiB  # bytes of shared memory that the system reserves for each resident block
 WARP = 32
 THREADS_PER_BLOCK = 1024
 FP32_BYTES = 4  # bytes per entry of L or D
@@ -99,7 +100,7 @@ def fits(
     itemsize: int = 2,
     kernel: str = "forward",
 ) -> Fit:
-    """Return the Fit of a thread block of this size, which shows whether it can run on the chip without spills.
+    """Return the Fit of a thread block of this size, which shows whether the block can run on the chip without spills.
 
     Each tile loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
@@ -120,9 +121,10 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`. `options` are passed on to fits().
+    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of block sizes in `sizes`.
 
-    The number of warps is the first entry of `warps` for which the block fits, or the last entry if none does.
+    The number of warps is the first entry of `warps` with which the block fits, or the last entry if it fits with none
+    of them. `options` are passed on to fits().
     """
     best = {}
     for B_r, B_c in product(sizes, sizes):
@@ -132,7 +134,7 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Return the maximum number of registers per thread for which a block of `warps` warps still fits on an SM."""
+    """Return the largest number of registers per thread with which a block of `warps` warps still fits on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 

@@ -1,10 +1,9 @@
 """GPU limits and rates, per clock and per second. The comments next to the tables name the source of each value.
 
 Rates per clock per SM depend only on the architecture. Rates per second are these rates times the number of SMs and the
-clock frequency. The tables also list the TFLOP/s from the datasheets, so that the two values can be checked against
-each other. "Tensor" always means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of
-their advertised fp16 rate. In the datasheets, a GB of capacity is 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per
-second.
+clock frequency. The tables also list the TFLOP/s from the datasheets, so that these products can be checked against
+them. "Tensor" always means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their
+advertised fp16 rate. In the datasheets, a GB of capacity is 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
 """
 
 import re
@@ -80,17 +79,18 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 #   H200 datasheet. L2: reported by the driver (torch.cuda.get_device_properties, L2_cache_size).
 # B200: NVIDIA HGX B200 and DGX B200 datasheets, an eighth of their figures for eight GPUs (1,440 GB, 64 TB/s). SMs, L2
 #   (which the tuning guide rounds to 126 MB) and memory (7,680 bits, transferred twice per clock at 3,996 MHz): its
-#   driver (github.com/pytorch/ao, pull request 4002). Per clock: twice the H100's. Clock: derived from the two, because
-#   148 SMs × 8,192 FLOPs at 1860 MHz give 2,250 dense TFLOP/s (the FP32 figure is given at 1980 MHz). Link: tuning
-#   guide, section Fifth-Generation NVLink: 1.8 TB/s, half of it in each direction.
+#   driver (github.com/pytorch/ao, pull request 4002). Per clock: twice the H100's. Clock: derived from these figures,
+#   because 148 SMs × 8,192 FLOPs per clock give 2,250 dense TFLOP/s at 1860 MHz (the FP32 figure is given at 1980 MHz).
+#   Link: tuning guide, section Fifth-Generation NVLink: 1.8 TB/s, half of it in each direction.
 # RTX 3090: NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), appendix A, row Peak FP16 Tensor TFLOPS with FP32
 #   Accumulate. Link: third-generation NVLink between two bridged cards, 112.5 GB/s for both directions together.
 # RTX 4090: NVIDIA Ada GPU Architecture (whitepaper), appendix A, the same row. It has no NVLink, so the link is PCI
 #   Express 4.0 with 16 lanes: 64 GB/s for both directions together, according to the L40S datasheet.
 # L40S: NVIDIA L40S datasheet: 18,176 CUDA cores, 128 per SM; 91.6 TFLOP/s of FP32 are 142 SMs × 128 lanes × 2 at
 #   2520 MHz; row BFLOAT16 Tensor Core (its sparse figure, 733, would be 366.4 dense at 2520 MHz). Professional cards
-#   accumulate in fp32 at the full rate, twice the RTX 4090's. L2: NVIDIA Ada Lovelace Professional GPU Architecture
-#   (whitepaper), table of the L40, same die and SM count. Link: PCIe Gen4 x16, 64 GB/s bidirectional.
+#   accumulate in fp32 at the full rate, which is twice the RTX 4090's. L2: NVIDIA Ada Lovelace Professional GPU
+#   Architecture (whitepaper), table of the L40, which has the same die and the same number of SMs. Link: PCIe Gen4 x16,
+#   64 GB/s for both directions together.
 
 
 def _rows(table: str) -> dict[str, list]:
@@ -100,7 +100,7 @@ def _rows(table: str) -> dict[str, list]:
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the Chip for one row of _CHIPS. `SM` is the architecture under which _SMS lists its limits."""
+    """Return the Chip for one row of _CHIPS. `SM` selects the row of _SMS with the architecture's limits."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -135,7 +135,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the Chip with this name, which is either its name in the table or the name reported by its driver."""
+    """Return the chip with this name, which is listed in the table or reported by the driver."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")

@@ -20,7 +20,7 @@ ORDERS = ("rows", "heaviest first")
 
 @dataclass(frozen=True)
 class BlockWork:
-    """One thread block, with its head, its row block (forward) or column block (backward), and its number of tiles."""
+    """The work of a thread block: its head, its row block (forward) or column block (backward), and its tile count."""
 
     head: int
     index: int | None  # None if the block computes the whole head, as in FA1
@@ -29,7 +29,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Placement:
-    """The SM and the slot in which one block ran, and its start and end times in tiles."""
+    """The SM and the slot in which a block ran, and the times, in tiles, at which the block started and ended."""
 
     SM: int
     slot: int  # the index of the slot within the SM
@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of time, until the last block ends, during which a slot is occupied, averaged over all slots."""
+        """The fraction of the makespan during which a slot is occupied, averaged over all slots."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property
@@ -89,7 +89,7 @@ def efficiency(blocks: int, slots: int) -> float:
 
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
-    """Return FA1's thread blocks for the forward or backward, each of which computes all tiles of one (batch, head)."""
+    """Return FA1's thread blocks for a forward or backward pass. Each block computes all tiles of one (batch, head)."""
     check_tiling(tiling)
     whole_number("heads", heads, low=1)
     return [BlockWork(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
@@ -100,9 +100,9 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
     A block's cost is the number of tiles that it computes, not counting skipped tiles.
 
-    With the order "rows", the blocks are launched head by head in index order. Under a causal mask, each head's blocks
-    then become heavier in the forward and lighter in the backward. With "heaviest first", the blocks with the most
-    tiles are launched first.
+    With the order "rows", the blocks are launched head by head in index order. Under a causal mask, each head then
+    begins with its lightest block in the forward pass, and with its heaviest block in the backward pass. With
+    "heaviest first", the blocks with the most tiles are launched first.
     """
     costs = [int(n) for n in worker_tiles(tiling, direction)]
     whole_number("heads", heads, low=1)
@@ -113,7 +113,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return the number of tiles per FA2 worker as an array, (T_r,) for the forward or (T_c,) for the backward."""
+    """Return the number of tiles of each FA2 worker as an array of shape (T_r,), or (T_c,) in the backward pass."""
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)
@@ -138,7 +138,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 
 
 def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
-    """Return the Schedule of statically assigned blocks, where SM p runs blocks p, p + SMs, p + 2 SMs and so on.
+    """Return the Schedule of statically assigned blocks, in which SM p runs blocks p, p + SMs, p + 2 SMs and so on.
 
     `costs` lists the number of tiles in each block.
     """
@@ -157,7 +157,7 @@ def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
     """Return an array (T_r, T_c) with the index of the worker that computes each tile, or −1 for a skipped tile.
 
-    Workers are indexed by row block in the forward, and by column block in the backward.
+    Workers are indexed by row block in the forward pass, and by column block in the backward pass.
     """
     check_tiling(tiling)
     if direction not in ("forward", "backward"):
@@ -172,7 +172,7 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 def dq_writers(tiling: Tiling) -> list[list[int]]:
     """Return, for each row block i, a list of the backward workers that add to dQ_i.
 
-    If several workers add to the same dQ_i, dQ requires either atomic additions or a second pass.
+    If several workers add to the same dQ_i, the kernel needs either atomic additions or a second pass.
     """
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]

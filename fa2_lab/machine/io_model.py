@@ -1,9 +1,9 @@
 """Exact counts of the elements that standard attention, FA1 and FA2 load and store, and of the operations they perform.
 
 All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and return counts for one head. The
-meter in `fa2_lab.trace` counts the same quantities while the algorithm runs, and both counts must agree exactly.
+meter in `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two counts must agree exactly.
 `requests` differs from the meter only for standard attention, whose matmuls load their operands once per tile of the
-result. How much of this traffic reaches DRAM depends on the L2 cache, which is modelled in rates.cost.
+result. How much of this traffic reaches DRAM depends on the L2 cache, which rates.cost() models.
 """
 
 from collections import Counter
@@ -142,7 +142,7 @@ def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     return _known(FORMS, algorithm, direction)(tiling, d)
 
 
-GEMM_TILE = 128  # rows and columns of the result that one thread block of a matmul computes
+GEMM_TILE = 128  # one thread block of a matmul computes this many rows and columns of the result
 PRODUCTS = {  # standard attention's matmuls, each with its two operands and the rows and columns of its result
     "forward": [("Q", "K", "N_q", "N_k"), ("P", "V", "N_q", "d")],
     "backward": [("P", "dO", "N_k", "d"), ("dO", "V", "N_q", "N_k"), ("dS", "K", "N_q", "d"), ("dS", "Q", "N_k", "d")],
@@ -153,7 +153,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     """Return the traffic between the SMs and L2.
 
     A matmul loads its left operand once per column of result tiles, and its right operand once per row of result tiles,
-    so standard attention loads Q, K and V many times. For FA1 and FA2, the result is the same as that of traffic().
+    so standard attention loads Q, K and V many times. For FA1 and FA2, this function returns the same as traffic().
     """
     moved = traffic(algorithm, direction, tiling, d)
     if algorithm != "standard":
@@ -175,7 +175,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return `moved`, limited to `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
+    """Return `moved`, but with at most `passes` loads and stores of each tensor, as if a cache absorbed the others."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -185,7 +185,8 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # the scores, the row statistic
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
     """Return the traffic `moved`, converted from elements to bytes.
 
-    The tensors in FLOAT32 have four bytes per element, and so does FA1's O, which is read again. All others have two.
+    The tensors in FLOAT32 have four bytes per element, and so does FA1's O, because it is read again. All other tensors
+    have two bytes per element.
     """
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
@@ -267,12 +268,12 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
     """
     _sizes(tiling, d)
     per_tile = _known(TILE_OPS, algorithm, direction)
-    if algorithm == "fa1":  # no tile is skipped
+    if algorithm == "fa1":  # FA1 does not skip tiles
         return per_tile(tiling.N_q * tiling.N_k, tiling.T_c * tiling.N_q, tiling.T_r * tiling.N_k, d)
     tiles = per_tile(scores_visited(tiling), rows_visited(tiling), cols_visited(tiling), d)
     if direction == "backward":
         return tiles + fa2_backward_start(tiling.N_q, d)
-    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without tiles divides nothing
+    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without tiles is not divided by l
     return tiles + fa2_forward_end(int(started.sum()), d)
 
 

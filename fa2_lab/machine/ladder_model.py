@@ -1,13 +1,14 @@
 """A model that predicts the clock cycles of each ladder rung from its compiled code, and can be checked by hand.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
-(before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
-for a fixed time without using any shared unit. The warpgroups of an SM queue at every unit, and `clocks_per_tile` is a
-mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
+(only before rung 10, which introduces prefetching), the tensor cores, the issue slots and the exponential unit. Then
+the warpgroup waits for a fixed time without using any shared unit. The warpgroups of an SM queue at every unit, and
+`clocks_per_tile` is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, and `makespan`
+simulates this queue.
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
-chip's datasheet. The model accounts for HBM only in rung 00, and ignores that one matmul may wait for another.
+chip's datasheet. The model accounts for HBM only in rung 00, and it ignores that one matmul may wait for another.
 """
 
 import heapq
@@ -20,10 +21,10 @@ from fa2_lab.tiles import cdiv
 
 ROWS = 64  # rows per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock per SM, from L2 through registers into shared memory
-STALL_CLOCKS = 120  # clock cycles per tile spent in other waits, such as for barriers and dependent instructions
-STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, for rungs that copy the next tiles ahead
+STALL_CLOCKS = 120  # clock cycles per tile spent on other waits, e.g. for barriers and dependent instructions
+STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, but for rungs that prefetch the next tiles
 
-# The number of the rung that introduces each change. All later rungs keep it.
+# The number of the rung that introduces each change. All later rungs keep the change.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
@@ -60,8 +61,8 @@ def unit_clocks(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 def tile_bytes(rung: Rung) -> int:
     """Return the number of bytes that one tile moves between L2 and the SM.
 
-    These are the bytes of K and V or, before rung 02, of Q, O, ℓ and m, the last three of which are loaded and stored
-    in fp32.
+    From rung 02 on, a tile loads K and V. In earlier rungs, it loads Q, and it both loads and stores O, ℓ and m in
+    fp32.
     """
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
@@ -71,8 +72,8 @@ def tile_bytes(rung: Rung) -> int:
 def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
     """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
-    By default, the SM holds as many programs as fit. A warpgroup that reaches a unit is assumed to find the queue
-    that this unit would have on average if the SM ran one fewer warpgroup (mean-value analysis).
+    By default, `programs` is the largest number that fits on the SM. The function assumes that a warpgroup finds, at
+    each unit, the queue that this unit would have on average if the SM ran one fewer warpgroup (mean-value analysis).
     """
     demands = unit_clocks(rung, chip)
     wait = STALL_CLOCKS if rung.number < COPIED_AHEAD else STALL_CLOCKS_PREFETCHED
@@ -92,7 +93,7 @@ def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) 
 def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
     """Return the predicted clock cycles of one launch of a rung with `heads` heads of N queries and N keys."""
     if rung.number == 0:
-        moved = heads * N * (12 * N + 8 * rung.d)  # bytes of S in fp32 and P in 16 bits, each written and read once
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes of fp32 S and 16-bit P, written and read, and of Q, K, V, O
         return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks_per_tile(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
@@ -118,8 +119,8 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles left in each running program, per SM
-    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when its next end was last planned, and the number of plans
-    ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, value of plan[SM] when this was planned)
+    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when the next end of a program was last computed, and how often
+    ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, plan[SM] when this end was computed)
 
     def plan_end(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1

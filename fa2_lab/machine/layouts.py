@@ -1,7 +1,7 @@
 """Functions that locate a tile's elements in shared memory, or in the registers of warps and lanes.
 
-Triton writes its layouts into its intermediate code (ttgir). `parse` reads them from there, so these functions show the
-layouts that the compiler chose. Clusters of thread blocks are not supported.
+Triton records its layouts in its intermediate representation (TTGIR). `parse` reads them from there, so these functions
+show the layouts that the compiler chose. They do not support clusters of thread blocks.
 """
 
 import re
@@ -12,7 +12,7 @@ import numpy as np
 
 ATTRIBUTE = re.compile(r"#ttg\.(\w+)<\{(.*)\}>", re.DOTALL)
 FIELD = re.compile(r"(\w+) = (\[[^\]]*\]|\w+)")
-CHUNK_BYTES = 16  # size of a chunk, which ldmatrix loads for one lane, and which swizzling moves as a whole
+CHUNK_BYTES = 16  # bytes per chunk; ldmatrix loads one chunk per address, and swizzling moves chunks as a whole
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
@@ -26,11 +26,11 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True)
 class Mma:
-    """The layout of a matmul's accumulators under mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
+    """The layout of the accumulators of a matmul: mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
 
     version: int
     warps: tuple[int, int]  # number of warps along the rows and along the columns
-    instruction: tuple[int, int]  # rows and columns per warp that one instruction computes
+    instruction: tuple[int, int]  # rows and columns that one instruction computes per warp
 
     def owners(self, shape: tuple[int, int]) -> Owners:
         """Return the warp, lane and register that hold each element of a tile of this shape.
@@ -65,7 +65,7 @@ class Shared:
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return the offset of each element from the start of a tile of this shape, in elements."""
+        """Return the offset of each element, in elements, from the start of a tile of this shape."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
@@ -77,7 +77,7 @@ class Shared:
 
 
 def parse(text: str) -> Mma | Shared:
-    """Parse a ttgir attribute, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout that it describes."""
+    """Parse a TTGIR attribute, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout that it describes."""
     match = ATTRIBUTE.search(text)
     fields = {name: _value(value) for name, value in FIELD.findall(match[2])} if match else {}
     kind = match[1] if match else text
@@ -101,6 +101,6 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of 16-byte chunks in the same group of banks. 1 means that there is no conflict."""
+    """Return the largest number of 16-byte chunks in the same group of banks. A result of 1 means no conflict."""
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

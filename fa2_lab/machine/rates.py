@@ -1,4 +1,4 @@
-"""The work that an attention method requires from each unit of a chip, and the time that the unit takes for it.
+"""The work that an attention method requires of each unit of a chip, and the time that the unit takes to do it.
 
 There are six rates: tensor-core FLOPs, other instructions, exponentials, and bytes from shared memory, L2 and DRAM. An
 FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and DRAM can all work
@@ -13,7 +13,7 @@ from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
-L2_PER_CLOCK = 5120  # bytes per clock from an A100's L2 (NVIDIA A100 whitepaper); none are published for later chips
+L2_PER_CLOCK = 5120  # bytes per clock from an A100's L2 (NVIDIA A100 whitepaper); unpublished for later chips
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: tensor-core FLOPs that take as long as one of its operations or, for a memory, as one byte}."""
+        """Return {unit: tensor-core FLOPs that take as long as one operation of the unit, or one byte of a memory}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def rates(chip: Chip) -> Rates:
-    """Return a chip's rates, all of which except L2's are taken from the manufacturer's specifications.
+    """Return a chip's rates, which, apart from the L2 rate, are taken from the manufacturer's specifications.
 
-    The L2 rate is the one measured on this chip, if it was recorded. Otherwise, it is the A100's published number of
-    bytes per clock times this chip's clock frequency.
+    The L2 rate is the one that was measured on this chip, if there is a record of it. Otherwise, it is the A100's
+    published number of bytes per clock, multiplied by this chip's clock frequency.
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured_rates(chip).get("L2 TB/s")
@@ -56,12 +56,12 @@ def measured_rates(chip: Chip) -> dict[str, float]:
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
 
 
-# What a method asks for -----------------------------------------------------------------------------------------
+# The work of a method -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The work of one call for each unit of a chip, summed over all heads."""
+    """The work of one call on each unit of a chip, summed over all heads."""
 
     flops: int  # matmul FLOPs
     instructions: int  # instructions other than matmuls and exponentials
@@ -71,7 +71,7 @@ class Cost:
     workers: int  # thread blocks that can run concurrently
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return {unit: seconds that this call's work takes at the unit's full rate}.
+        """Return {unit: seconds that the work of this call takes if the unit runs at its full rate}.
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """
@@ -87,8 +87,8 @@ class Cost:
     def limit(self, chip: Chip) -> tuple[str, float]:
         """Return the name of the unit that takes longest, and its time in seconds.
 
-        No kernel for this method can be faster, unless the L1 caches of the SMs serve some requests before they reach
-        L2. In the recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with tiles of 64 × 64.
+        No kernel for this method can take less time, unless the L1 caches of the SMs serve some requests before they
+        reach L2. In the recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with 64 × 64 tiles.
         """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
@@ -128,8 +128,8 @@ def cost(
     """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. By default, N_q is N.
 
     `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as if S were one
-    tile. Its matmuls request Q, K and V once per result tile, but only the first request reaches DRAM, because L2
-    serves the others. Decode splits the keys, so every SM has work.
+    tile. Its matmuls request their operands repeatedly, but only the first request for Q, K and V reaches DRAM because
+    L2 serves the others. Decode splits the keys, so every SM has work.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")
@@ -159,8 +159,8 @@ def cost(
 def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
     """Return the number of thread blocks that share one head under `method`.
 
-    FA1, as published, has one block per head. FA2 has one per row block in the forward, and one per column block in the
-    backward. Standard attention and decode, which splits the keys, have at least one block per SM.
+    FA1, as published, has one block per head. FA2 has one per row block in the forward pass, and one per column block
+    in the backward pass. Standard attention and decode, which splits the keys, have enough blocks for all SMs.
     """
     algorithm, direction = METHODS[method]
     if algorithm == "standard" or method == "decode":
@@ -171,13 +171,14 @@ def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
 def dram_reads(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
-    """Return the number of times that data loaded repeatedly by a head are read from DRAM.
+    """Return how often the data that a head loads repeatedly are read from DRAM.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 
-    The data are read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
-    them once per wave of workers, because a head's workers load the same tile at about the same time. FA1 has one
-    worker per head, and standard attention runs one kernel after another, so both read the data from DRAM each time.
+    The data are read only once if L2 has room for these data of all heads that are computed concurrently. Otherwise,
+    FA2 reads them once per wave of workers because a head's workers load the same tile at about the same time. FA1 has
+    one worker per head, and standard attention runs one kernel after another, so both read the data from DRAM each
+    time.
     """
     size = io_model.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

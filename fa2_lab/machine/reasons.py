@@ -12,14 +12,14 @@ UNKNOWN = "The model counts instructions and programs per SM. It does not know t
 
 
 class Reason(NamedTuple):
-    """The reason for one rung, with keywords for the table and a hypothesis that a measurement can refute."""
+    """The reason for one rung: keywords for the ladder's table, and a hypothesis that a measurement can refute."""
 
-    cause: str  # the topic, in a word or two
+    cause: str  # the topic of the rung, in a word or two
     limit: str  # what limited the previous rung
     removes: str  # what the change removes or adds
     why: str
-    missed: str = UNKNOWN  # what the prediction leaves out; shown if the prediction is off by more than 10%
-    modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters give only an upper bound
+    missed: str = UNKNOWN  # what the prediction leaves out, shown if it is off by more than 10%
+    modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters give an upper bound
 
 
 NOTHING = Reason("", "", "", "No rung comes before this one, because the climb begins here.")
@@ -97,7 +97,7 @@ def step(record: Record, before: str, after: str, causal: bool = False, d: int =
 
 
 def table_row(record: Record, causal: bool, d: int) -> Measurement | None:
-    """Return the measurement of the forward for 16,384 tokens in sequences of 4,096, or None if it was not recorded."""
+    """Return the measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None if there is none."""
     for row in record.rows:
         p = row.problem
         shape = (p["N_q"], p["batch"] * N, p["heads"] * p["d"], p["d"], p["causal"])
@@ -115,10 +115,10 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def max_speedup(record: Record, before: str, d: int) -> float | None:
-    """Return the maximum speedup over the rung `before`, or None if its hardware counters are not recorded.
+    """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
 
-    A kernel with this speedup would keep the tensor cores busy all the time. The speedup is computed from the fraction
-    of time during which `before` keeps them busy, according to the counters.
+    A kernel with this speedup would keep the tensor cores busy all the time. The speedup is the reciprocal of the
+    fraction of time during which `before` keeps them busy, according to the counters.
     """
     for row in record.rows:
         p = row.problem
@@ -136,8 +136,8 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 def facts() -> dict[tuple[str, bool, int], dict]:
     """Return {(rung, causal, d): recorded properties of the compiled kernel}.
 
-    The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers in
-    each thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently.
+    The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers of
+    each thread that runs matmuls, and `programs` is the number of programs that one SM can run concurrently.
     `instructions`, `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop, and are missing for
     the backward rungs.
     """
@@ -157,17 +157,17 @@ def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return {hardware counter: recorded value} for a run of a rung without a mask."""
+    """Return {hardware counter: value} as recorded for a rung without a mask, or {} if there is no such record."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
 
 
 def clock_and_power(record: Record, name: str) -> tuple[float, ...]:
-    """Return the SM clock in GHz and the power in watts of a rung run without pauses (d = 128, no mask).
+    """Return the SM clock in GHz and the power in watts while a rung runs without pauses (d = 128, no mask).
 
-    If they were not measured, return only the clock, computed from the number of cycles and the time. If the cycles
-    were not counted either, return an empty tuple.
+    If neither was measured, return only the clock, computed from the number of cycles and the time. If the cycles were
+    not counted either, return an empty tuple.
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):

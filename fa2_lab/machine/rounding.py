@@ -40,7 +40,7 @@ def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0
 def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
     """Return O in bf16, with o = P V rounded to `sum_bits` mantissa bits before the division by l.
 
-    `m` holds the value subtracted from the scores of each row.
+    `m` holds, for each row, the value to subtract from its scores.
     """
     P = np.exp(S - m)
     o = np.einsum("rk,rkd->rd", rounded(P, BF16), V)

@@ -1,11 +1,11 @@
 """A model of decode: how the keys of a long cache are split among programs, and how long the programs take.
 
-A single query forms one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use
-the whole bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same
-number of splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program
-may finish one head and start the next. Equal shares need no second wave, even if the sequences have different lengths.
-The kernels choose among them by the rules in kernels/decode/shares.py. Time is counted in units of work: one unit to
-read a tile, and one to start a head.
+A single query forms one row block, so one program per head would leave most SMs idle, and the few busy SMs could not
+use the whole bandwidth. The module models three ways to launch the programs, each as a list of blocks for
+grid.schedule(): one block per head; the same number of splits for every head (split-KV); and equal shares of the tiles
+of all heads (stream-K), so that a program may finish one head and start the next. Equal shares need no second wave,
+even if the sequences have different lengths. The kernels choose among the three by the rules in
+kernels/decode/shares.py. Time is counted in units of work: one unit to read a tile, and one to start a head.
 """
 
 import math
@@ -22,10 +22,10 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """The stream-K split, which lays the work of all heads end to end and cuts it into equal shares.
+    """The stream-K split: the work of all heads, laid end to end, is cut into equal shares, one per program.
 
-    A head takes one unit of work to start (to load its queries and fill the pipeline), and then one unit per tile.
-    Program w executes the units w · share … (w + 1) · share − 1.
+    The work of a head is one unit to start the head (load its queries and fill the pipeline), plus one unit per tile.
+    Program w executes the units from w · share to (w + 1) · share − 1.
     """
 
     tiles: tuple[int, ...]  # the number of tiles in each head
@@ -42,7 +42,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The total work for all heads, in units."""
+        """The total work of all heads, in units."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -54,18 +54,18 @@ class Shares:
         """The number of programs that have at least one unit of work."""
         return cdiv(self.work, self.share)
 
-    def begin(self, head: int) -> int:
+    def first_unit(self, head: int) -> int:
         """Return the index of a head's first unit of work."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return program w's work in order, as a list of (head, first, last): the head's tiles first … last − 1."""
+        """Return program w's work in order, as a list of (head, begin, end) for the head's tiles begin to end − 1."""
         parts = []
         for head, n in enumerate(self.tiles):
-            begin = self.begin(head)
-            first, last = max(w * self.share, begin), min((w + 1) * self.share, begin + 1 + n)
-            if first < last:
-                parts.append((head, max(first - begin - 1, 0), last - begin - 1))
+            first = self.first_unit(head)
+            begin, end = max(w * self.share - first, 0), min((w + 1) * self.share - first, 1 + n)
+            if begin < end:  # unit 0 starts the head, and unit n + 1 is its tile n
+                parts.append((head, max(begin - 1, 0), end - 1))
         return parts
 
     def readers(self, head: int) -> range:
@@ -73,13 +73,13 @@ class Shares:
 
         A program that works on a head alone finishes it. Otherwise, each program stores a partial result.
         """
-        begin = self.begin(head)
-        return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
+        first = self.first_unit(head)
+        return range(first // self.share, (first + self.tiles[head]) // self.share + 1)
 
     def part_index(self, w: int, head: int) -> int:
-        """Return the index, in the scratch buffer, of program w's partial result for a head.
+        """Return the index in the scratch buffer at which program w stores its partial result for a head.
 
-        The indices are unique, because either w or the head increases from one partial result to the next.
+        The indices are unique because either w or the head increases from one partial result to the next.
         """
         return w + head
 
@@ -89,7 +89,7 @@ class Shares:
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return one block per share, as an argument for grid.schedule."""
+        """Return a list with one block per share, as an argument for grid.schedule()."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -99,7 +99,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return blocks for grid.schedule, with every head cut into `splits` pieces of nearly equal length."""
+    """Return a list of blocks for grid.schedule(), in which every head is cut into `splits` nearly equal pieces."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
@@ -114,8 +114,8 @@ def read_seconds(
     """Return the time in seconds that `programs` programs take to read all tiles in equal shares.
 
     The time does not include launch overhead. `tiles` lists the number of tiles in each head, and a tile has
-    `tile_bytes` bytes. A program that runs alone reads `alone` bytes per second. Concurrent programs share `bandwidth`,
-    in bytes per second, equally. `slots` is the number of programs that can run concurrently.
+    `tile_bytes` bytes. A program that runs alone reads `alone` bytes per second. Concurrent programs share the total of
+    `bandwidth` bytes per second equally. `slots` is the number of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)

@@ -2,12 +2,13 @@
 
 The tensor cores compute the matmuls, the special function units compute the exponentials, and the FP32 lanes compute
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
-(`overlapped`). If each unit waits for the previous one, their times add up (`serial`). A real kernel is in between.
+(`overlapped`). If each unit waits for the previous one, their times add up (`serial`). The time of a real kernel is in
+between.
 
-The FP32 work is the number of instructions that a kernel issues, which is smaller than the meter's count. For example,
-τ s − m is a single FMA. The accumulation into o is part of a matmul in FA2, but requires an FMA in FA1, which must
-scale the new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses, loop control and
-HBM are ignored.
+The FP32 work is the number of instructions that a kernel issues, which is smaller than the number of operations that
+the meter in fa2_lab.trace counts. For example, τ s − m is a single FMA. The accumulation into o is part of a matmul in
+FA2, but requires an FMA in FA1, which must scale the new term first. Every instruction is assumed to run at the FP32
+rate. Conversions, addresses, loop control and HBM are ignored.
 """
 
 from typing import NamedTuple
@@ -69,10 +70,11 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """Return the number of FP32 instructions for one tile, which is the meter's count minus the free additions.
+    """Return the number of FP32 instructions for one tile.
 
-    The subtraction in τ s − m is free because it is part of an FMA. Accumulation into o, dQ, dK and dV is also free,
-    because it is part of an FMA or a matmul.
+    The number includes all operations that io_model counts, except exponentials, matmuls and two kinds of additions,
+    which need no instruction of their own: the subtraction of m in τ s − m is part of an FMA, and the accumulation into
+    o, dQ, dK and dV is part of an FMA or a matmul.
     """
     counted = io_model.not_matmul(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
@@ -82,8 +84,8 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 def readers(chip: Chip, B_r: int, W: int) -> int:
     """Return how many times W warps together read each tile of K and V from shared memory under split-Q.
 
-    Before Hopper, every warp reads K and V for its own rows. Since Hopper, a single instruction has been able to read
-    them for the rows of several warps.
+    Before Hopper, every warp reads K and V for its own rows. From Hopper on, a single instruction can read them for the
+    rows of several warps.
     """
     rows = PRODUCT_ROWS.get(chip.compute_capability)
     return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)

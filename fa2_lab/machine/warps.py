@@ -10,8 +10,8 @@ split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The K refe
 The model counts every element written to or read from shared memory, and records every barrier with its reason. Under
 both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is read.
 For each tile, a warp reads the operands of its matmuls into registers once: its rows of Q or all of Q, and all of K and
-V or its slice of them. The warp also keeps its rows of O, l and m in registers. Copies from HBM are attributed to COPY
-rather than to a warp, because they run asynchronously, and no warp may rely on them before a barrier. Sums and maxima
+V or its slice of them. The warp also keeps its rows of O, l and m in registers. Copies from HBM run asynchronously, so
+no warp may rely on them before a barrier, and the model attributes them to COPY instead of a warp. Sums and maxima
 within a warp use registers (shuffles) and are not counted. Bank conflicts are not counted either. The arithmetic uses
 float64, but the bytes are those of a kernel with 16-bit Q, K and V, and with fp32 statistics and partial results.
 """
@@ -82,7 +82,7 @@ class SharedMemory:
 
 
 class BlockRun(NamedTuple):
-    """The results of one thread block, and its SharedMemory."""
+    """The results of one thread block, and its shared memory with the counts."""
 
     O: np.ndarray  # (B_r, d)
     L: np.ndarray  # (B_r,)

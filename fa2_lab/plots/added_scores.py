@@ -1,4 +1,4 @@
-"""Plot of the values that four functions of (row, column) add to the scores: ALiBi, a window, a tree and buckets."""
+"""Plot of the values that ALiBi, a window, a tree and buckets of distance add to each score, by row and column."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # each node's parent in a tree of draft tokens
 
 
 def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
-    """Return the arguments of draw(): the values that four functions add to each score, with −∞ for masked scores.
+    """Return the arguments of draw(): the values that ALiBi, a window, a tree and buckets add to each score.
 
-    Three of the functions are shown for N queries and N keys. The tree's queries are its draft tokens, and its keys are
-    `context` earlier tokens followed by the same drafts. In the window, a query sees its own key, the `left` keys
-    before it, and the first `first` keys.
+    A value of −∞ masks a score. ALiBi, the window and the buckets are shown for N queries and N keys. In the window, a
+    query sees its own key, the `left` keys before it, and the first `first` keys. The queries of the tree are its draft
+    tokens, and its keys are `context` earlier tokens followed by the same draft tokens.
     """
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     distance = row - column
@@ -40,8 +40,7 @@ def ancestor_line(node: int) -> list[int]:
 def bucket(distance: np.ndarray) -> np.ndarray:
     """Return the bucket of each distance.
 
-    Each distance from 0 to 3 has a separate bucket. From distance 4 on, each bucket is twice as wide as the previous
-    one.
+    Each distance from 0 to 3 has its own bucket. The other buckets are for distances 4 to 7, 8 to 15, and 16 or more.
     """
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 
@@ -61,9 +60,9 @@ def draw(
     drafts, and `functions` holds the formulas to print.
     """
     caption = (
-        "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
-        f" score; hatched scores get −∞, as all keys after the query do. The drafts come after {context} tokens that"
-        " all of them see, and each draft also sees its own ancestors."
+        "One small function of row and column gives any mask or bias. The paler the fill, the more is subtracted from"
+        " the score. Hatched scores get −∞, and so do the scores of all keys after the query. The drafts come after"
+        f" {context} tokens that all of them see, and each draft also sees its own ancestors."
     )
     rows = 2 if style.narrow() else 1
     figure, axes = style.new_figure(4.9 if style.narrow() else 2.2, caption, nrows=rows, ncols=4 // rows)

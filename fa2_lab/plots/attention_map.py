@@ -32,7 +32,7 @@ def data(sentence: str = SENTENCE) -> dict:
 def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
-    Within a text, a given word usually has the same successor each time it occurs.
+    Within a text, a word usually has the same successor each time it occurs.
     """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
@@ -54,13 +54,13 @@ def random_text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices: one of a text's words, and one of their predecessors (zeros for the first word)."""
+    """Return the words of a text as a one-hot matrix, and likewise the word before each (zeros for the first word)."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return a text's Q, K and V."""
+    """Return Q, K and V for a text, computed with the head's weights W_Q and W_K."""
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 

@@ -4,11 +4,11 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return an empty dictionary, because this picture needs no data."""
+    """Return an empty dictionary because this picture needs no data."""
     return {}
 
 
-#        {name: (x, y, width, label, kind)}, with lengths in inches
+# {name: (x, y, width, label, kind)}, with x, y and the width in data units
 NODES = {
     "Q": (0.0, 0.0, 0.7, "Q", "loaded"),
     "K": (0.8, 0.0, 0.7, "K", "loaded"),
@@ -23,14 +23,14 @@ NODES = {
     "dQ": (4.1, 2.75, 1.5, "⑤ dQ = τ dS K", "result"),
 }
 EDGES = "Q S, K S, S P, dO dP, V dP, dP dS, P dS, P dV, dS dK, dS dQ"
-# {computed tensor: loaded tensor also needed to compute it}
+# {computed tensor: the loaded tensor that it also needs}, drawn as a small box above the tensor's box
 AGAIN = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}
 HIGH = 0.32
 
 
 @style.picture
 def draw() -> style.Drawn:
-    """Draw the loaded tensors of a tile at the top, the computed values below, and the three results at the bottom."""
+    """Draw the loaded tensors at the top, the values computed on chip below them, and the results at the bottom."""
     caption = "The backward pass runs five matmuls per tile, and one of them recomputes S, which was not kept. Boxes"
     caption += " without a fill are recomputed. L comes from the forward pass, and D is rowsum(dO ∘ O)."
     figure, ax = style.new_figure(4.6 if style.narrow() else 3.3, caption)
@@ -59,7 +59,7 @@ def draw() -> style.Drawn:
 
 
 def _edge(ax: style.Axes, start: str, end: str) -> None:
-    """Draw an arrow from the box `start` to the box `end`, which is below it or, in the same row, to its right."""
+    """Draw an arrow from the box `start` to the box `end`, which is below `start` or to its right in the same row."""
     x0, y0, w0, _, kind = NODES[start]
     x1, y1, w1, *_ = NODES[end]
     color = style.hue(start) if kind == "loaded" else style.QUIET

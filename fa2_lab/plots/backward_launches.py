@@ -1,9 +1,9 @@
-"""Timeline of the Hopper backward's launches, with and without programmatic dependent launch (PDL)."""
+"""Timeline of the launches in the Hopper backward pass, with and without programmatic dependent launch (PDL)."""
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
-START = 3.0  # µs from a launch to the start of its work (assumed)
+START = 3.0  # assumed time in µs between the launch of a kernel and the start of its work
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:

@@ -1,17 +1,17 @@
-"""Diagram of one tile's matmuls in a one-pass backward and in a two-pass backward."""
+"""Diagram of the matmuls for one tile if the gradients are computed in one pass, and if they are computed in two."""
 
 from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return {"one pass" or "two passes": list of passes}, where a pass is a list of its matmuls in order."""
+    """Return the argument of draw(): the matmuls of each pass in order, for one pass and for two passes."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """Draw one row for the one-pass backward and one for the two-pass backward, with a box for each matmul.
+    """Draw a row of boxes for each way to compute the gradients, with a box for each matmul.
 
     A box is hatched if an earlier pass has already computed the same matmul. `ways` is {name: list of passes}, where a
     pass is the list of its matmuls.

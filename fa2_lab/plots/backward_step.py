@@ -1,4 +1,4 @@
-"""Timeline of one step of the Hopper backward: a consumer's matmuls, exponentials and additions to dQ."""
+"""Timeline of one step of the Hopper backward pass: a consumer's matmuls, exponentials and additions to dQ."""
 
 from collections.abc import Generator
 
@@ -64,7 +64,7 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Draw one consumer's three lanes: matmuls, exponentials and additions to dQ."""
+    """Draw three lanes for one consumer: its matmuls, its exponentials and its additions to dQ."""
     caption = (
         f"While step {n} computes its exponentials, the tensor cores run step {n - 1}'s dQ. One consumer; the other"
         f" does the same at the same time. The number on a job is its step ({setting})."

@@ -8,7 +8,7 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """Return the arguments of draw(): each block size's resources in the forward pass and the recorded spills.
+    """Return the arguments of draw(): what each block size needs in the forward pass, and the recorded spills.
 
     Shared memory holds `stages` tiles of K and `stages` tiles of V. For num_stages = n, Triton keeps n tiles of each on
     Hopper, and n − 1 tiles of each on older chips.
@@ -24,8 +24,8 @@ def data(stages: int = 2) -> dict:
 def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for head dimension d.
 
-    `chips_by_name` is {name: chip}. `needs` lists the resources used on the last of these chips, the number of warps (4
-    or 8), and the names of the chips on which the block size fits.
+    `chips_by_name` is {name: chip}. `needs` lists the resources used on the last chip in this dictionary, the number of
+    warps (4 or 8), and the names of the chips on which the block size fits.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}
@@ -37,7 +37,7 @@ def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, 
 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
-    """Return {(d, B_r, B_c): number of spill instructions in the compiled forward} for the recorded block sizes."""
+    """Return {(d, B_r, B_c): number of spill instructions in the forward kernel} for the recorded block sizes."""
     rows = (recorded("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
@@ -65,7 +65,7 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """Draw a grid of block sizes for each d, with each size's resources in the forward pass and the chips it fits on.
+    """For each d, draw a grid of block sizes, with the resources that each size needs and the chips that it fits on.
 
     `cells` is {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. `limits` is {chip: bytes of shared
     memory per block}, with the smallest limit first. `compiled` is {(d, B_r, B_c): spill instructions}, for the sizes

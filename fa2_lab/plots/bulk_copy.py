@@ -4,12 +4,12 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, B_c: int = 4) -> dict:
-    """Return the arguments of draw(): N, and the last tile's first row and number of rows."""
+    """Return the arguments of draw(): N, the first row of the last tile, and the number of rows in a tile."""
     return dict(N=N, first=(N - 1) // B_c * B_c, rows=B_c)
 
 
 ROW = 0.32
-# The width of a matrix, the thread's (left edge, width), and the tile's left edge, in data units.
+# The width of K and of the tile, (left edge, width) of the thread, and the left edge of the tile, in data units.
 PAGE = (1.4, (2.15, 1.2), 4.1)
 PHONE = (0.95, (1.4, 1.05), 2.95)
 

@@ -33,7 +33,7 @@ def _counts(tiling: Tiling) -> str:
 def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
     """Draw a box for each tile, styled by the tile's kind, with the first tile at (start, start).
 
-    Return the centres of each kind's boxes.
+    Return {kind: centres of the boxes of this kind}.
     """
     middles: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.plots import style
-from fa2_lab.records import compared_with, load
+from fa2_lab.records import ladder_baseline, load
 
 
 class RungSpeeds(NamedTuple):
@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """Return the speeds measured by `fa2-lab bench ladder` for the shape that fills the GPU."""
+    """Return the speeds that `fa2-lab bench ladder` measured on a problem that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.table_row(record, masked, d=128) for masked in (False, True))
     names_in_both = full.values.keys() & causal.values.keys()
@@ -27,7 +27,7 @@ def data() -> dict:
         for r in ladder.RUNGS
         if r in names_in_both
     ]
-    peer, shape = compared_with(names_in_both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
+    peer, shape = ladder_baseline(names_in_both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
@@ -39,16 +39,16 @@ JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
     "18": (1, "A tile has 128 keys instead of 64"),
     "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
 }
-LOSES = 0.99  # a change that multiplies the speed by less than this has an open bar
+LOSES = 0.99  # a change that multiplies the speed by less than this is drawn as an open bar
 
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """Draw the speed of each rung relative to that of `peer`.
 
-    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump has the
-    jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s without a mask,
-    TFLOP/s under the causal mask).
+    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump is labelled
+    with the jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s
+    without a mask, TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
@@ -66,7 +66,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         if rung.number in JUMPS:
             factor = rung.full / rungs[y - JUMPS[rung.number][0]].full
             words = f"{list(JUMPS).index(rung.number) + 1}: × {factor:.2f}"
-            beside = style.narrow() and rung.full < 0.55 * full  # where the dot would cover the words
+            beside = style.narrow() and rung.full < 0.55 * full  # if the dot would cover the words
             place, ink = (rung.full / full, style.INK) if beside else (0, style.ink_on(fill))
             text = style.note(ax, place + 0.01, y, words, fontweight="bold", color=ink)
             if not beside:

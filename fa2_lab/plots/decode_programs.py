@@ -6,10 +6,10 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 from fa2_lab.tiles import cdiv
 
-ALONE = "reading alone"  # the record's name for a pure read of the cache
-TILE = 64  # keys per tile of the Hopper kernel at d = 128
-LEAST = 16  # the fewest tiles per program; with fewer, the model would mostly show the rounding to whole tiles
-BEGIN = 8e-6  # seconds needed to launch two kernels that read nothing
+PURE_READ = "reading alone"  # the record's name for a pure read of the cache
+TILE_KEYS = 64  # keys per tile of the Hopper kernel at d = 128
+MIN_TILES = 16  # the fewest tiles per program; with fewer, the model would mostly show the rounding to whole tiles
+LAUNCH_SECONDS = 8e-6  # seconds needed to launch two kernels that read nothing
 
 
 def data() -> dict:
@@ -19,30 +19,30 @@ def data() -> dict:
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
     row = next(r for r in record.rows if r.direction == "decode" and r.problem["N_k"] == 65536)
     p = row.problem
-    tiles = (cdiv(p["N_k"], TILE),) * (p["batch"] * p["kv_heads"])
-    size = tile_bytes(TILE, p["d"], itemsize=2)
+    tiles = (cdiv(p["N_k"], TILE_KEYS),) * (p["batch"] * p["kv_heads"])
+    size = tile_bytes(TILE_KEYS, p["d"], itemsize=2)
     copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
-    counts = [n for n, _ in curve if n * LEAST <= sum(tiles)]
+    counts = [n for n, _ in curve if n * MIN_TILES <= sum(tiles)]
     fewest, took = curve[0]
     # The bandwidth of a program that has an SM to itself, in bytes per second.
-    lone_rate = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)
-    model = [(n, 1e6 * (BEGIN + splits.read_seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
-    rivals = {name: values[0] for name, values in row.values.items()}
+    lone_rate = sum(tiles) * size / fewest / (1e-6 * took - LAUNCH_SECONDS)
+    model = [(n, 1e6 * (LAUNCH_SECONDS + splits.read_seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
+    peers = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
-    return dict(curve=curve, model=model, floor=rivals.pop(ALONE), usual=slots, rivals=rivals, setting=setting)
+    return dict(curve=curve, model=model, floor=peers.pop(PURE_READ), chosen=slots, peers=peers, setting=setting)
 
 
 @style.picture
-def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
+def draw(curve: list, model: list, floor: float, chosen: int, peers: dict[str, float], setting: str) -> style.Drawn:
     """Draw the measured and modelled times against the number of programs, and the time of a pure read of the cache.
 
-    `curve` and `model` are lists of (programs, µs). `floor` is the time of a pure read in µs, `usual` is the number of
-    programs that the kernel chooses, and `rivals` is {name: µs} for other implementations.
+    `curve` and `model` are lists of (programs, µs). `floor` is the time of a pure read in µs, `chosen` is the number of
+    programs that the kernel chooses, and `peers` is {name: µs} for other implementations.
     """
     best = min(curve, key=lambda point: point[1])
-    at_usual = dict(curve)[usual]
-    caption = f"{usual} programs read the cache in {at_usual / dict(curve)[8]:.0%} of the time that 8 programs need."
+    at_chosen = dict(curve)[chosen]
+    caption = f"{chosen} programs read the cache in {at_chosen / dict(curve)[8]:.0%} of the time that 8 programs need."
     figure, ax = style.new_figure(3.3, f"{caption} {setting}.")
     ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", linewidth=1.2)
     ax.plot(*zip(*curve, strict=True), color=style.OURS, marker="o", markersize=4)
@@ -55,13 +55,13 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     style.note(ax, counts[0], 0.96 * floor, "pure read", va="top", color=style.QUIET)
     style.note(ax, 1.15 * curve[1][0], 1.04 * curve[1][1], "measured", color=style.OURS, weight="bold")
     style.note(ax, 0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
-    style.note(ax, usual, 2.6 * at_usual, f"the package\ntakes {usual}", ha="center", va="bottom")
-    style.arrow(ax, (usual, 2.5 * at_usual), (usual, 1.1 * at_usual))
-    rival_times = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
+    style.note(ax, chosen, 2.6 * at_chosen, f"the package\ntakes {chosen}", ha="center", va="bottom")
+    style.arrow(ax, (chosen, 2.5 * at_chosen), (chosen, 1.1 * at_chosen))
+    peer_times = ", ".join(f"{name} {time:.0f} µs" for name, time in peers.items())
     alt = (
         f"Time over the number of programs on logarithmic axes: {curve[0][1]:.0f} µs with {curve[0][0]},"
-        f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
+        f" {at_chosen:.0f} µs with the {chosen} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
         f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model. A level line at {floor:.0f} µs is a"
-        f" kernel that only reads the same bytes. In the same run: {rival_times}."
+        f" kernel that only reads the same bytes. In the same run: {peer_times}."
     )
     return figure, alt

@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return the Shares of four programs, for five heads with 10, 3, 0, 12 and 2 tiles."""
+    """Return the equal shares of four programs that read five heads, which have 10, 3, 0, 12 and 2 tiles."""
     return dict(cut=splits.Shares((10, 3, 0, 12, 2), 4))
 
 
@@ -25,8 +25,8 @@ def draw(cut: Shares) -> style.Drawn:
         if not n:
             style.note(ax, 0.1, head, "no keys", color=style.QUIET)
         for w in cut.readers(head):
-            for h, first, last in cut.spans(w):
-                for tile in range(first, last) if h == head else ():
+            for h, begin, end in cut.spans(w):
+                for tile in range(begin, end) if h == head else ():
                     style.box(ax, tile, head - H / 2, 1, H, f"{w}", style.worker(w), linewidth=0.5)
         _parts(ax, cut, head, parts)
     style.note(ax, 0, -0.75, "tiles of keys and values →", color=style.QUIET)
@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw those partial results of a head that must be merged, with an arrow to the head's output."""
+    """Draw a head's partial results and their merge or, if a single program reads the head, name that program."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

@@ -20,16 +20,16 @@ ONLY_FA1 = "p v ×β"
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
     """Return a tile's operations in FA1 and FA2, and those at the end of an FA2 row block, timed in cycles of one SM.
 
-    The multiplication by τ is not listed, because it is part of the FMA that computes τ s − m. Neither is the addition
-    to o, because it is part of the matmul.
+    Two operations are not listed: the multiplication by τ is part of the FMA that computes τ s − m, and the addition to
+    o is part of the matmul.
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
-    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # the maximum, τ s − m, exp and the sum
+    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # for the maximum, τ s − m, exp and the sum
     scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]
     sums = [Operation("o ×α", "O", of_rows), Operation("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Operation(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
-    at_once = {}  # clocks per tile if all units work at once
+    at_once = {}  # {algorithm: clocks per tile if all units work at once}
     for algorithm, steps in loops.items():
         tile = time_model.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
         other_clocks = tile.tensor + tile.fp32 + tile.exp - sum(step.clocks for step in steps)
@@ -50,7 +50,7 @@ HIGH = 0.62
 def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: str, measured: float) -> style.Drawn:
     """Draw a tile's operations in FA1 and FA2 on one time axis, and those that FA2 runs after the loop.
 
-    The last row shows the clocks of a tile if all units work at once. `at_once` holds them for FA1 and FA2.
+    The last row shows how many clocks a tile takes if all units work at once, which `at_once` holds for FA1 and FA2.
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]

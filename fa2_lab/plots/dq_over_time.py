@@ -13,11 +13,11 @@ def data(T: int = 4) -> dict:
     """Return a simulation of one head of T × T tiles on T SMs that start together, with one matmul as the unit of time.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
-    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of both methods in ms, and `made`
+    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways in ms, and `made`
     describes the measurement.
     """
-    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # every step of every SM, as (SM, step)
-    second_pass_start = FIRST * T  # time at which the second pass begins
+    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]
+    second_pass_start = FIRST * T
     atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in sm_steps]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in sm_steps]
     rows = [
@@ -37,7 +37,7 @@ def data(T: int = 4) -> dict:
 
 
 def measured(record: Record) -> Measurement:
-    """Return the measurement of the ladder's backward passes without a mask."""
+    """Return the measurement of the backward rungs of the ladder without a mask."""
     return next(row for row in record.rows if row.direction == "backward" and not row.problem["causal"])
 
 
@@ -85,15 +85,15 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
 
 
 def _boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
-    """Draw a box for the tiles of an SM that share a label, with notches between them. A matmul takes `unit` ms."""
+    """Draw the tiles of an SM that share a label as one box with notches between them. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
-    for SM, start, stop, label in visits:
-        spans.setdefault((SM, label), []).extend((unit * start, unit * stop))
+    for SM, begun, ended, label in visits:
+        spans.setdefault((SM, label), []).extend((unit * begun, unit * ended))
     for (SM, label), times in spans.items():
-        first, last = min(times), max(times)
-        style.box(ax, first, SM + 0.06, last - first, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
+        begun, ended = min(times), max(times)
+        style.box(ax, begun, SM + 0.06, ended - begun, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
         for top in (0.06, 0.8):
-            ax.vlines([*{*times} - {first, last}], SM + top, SM + top + 0.14, color=style.PAPER, linewidth=1.2)
+            ax.vlines([*{*times} - {begun, ended}], SM + top, SM + top + 0.14, color=style.PAPER, linewidth=1.2)
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:

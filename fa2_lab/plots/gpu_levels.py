@@ -1,4 +1,4 @@
-"""Diagram of a GPU's nested levels (SMs, thread blocks, warps and threads), and each level's memory."""
+"""Diagram of the nested levels of a GPU (SMs, thread blocks, warps and threads) and the memory of each level."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""A map of a GPU: the sizes of its memories as areas, and their bandwidths as bars, both to scale."""
+"""A map of a GPU that shows the sizes of its memories as areas and their bandwidths as bars, both to scale."""
 
 from math import sqrt
 from typing import NamedTuple
@@ -25,8 +25,8 @@ def data(name: str = "H200") -> dict:
 def memories(chip: chips.Chip) -> list[Memory]:
     """Return a chip's memories, beginning with the registers.
 
-    The registers' bandwidth assumes that each FP32 unit reads three 4-byte numbers per clock cycle. L2's bandwidth is
-    measured.
+    For the bandwidth of the registers, each FP32 unit is assumed to read three 4-byte numbers per clock cycle. The
+    bandwidth of L2 is measured.
     """
     clocks, l2 = chip.SMs * chip.clock_hz, measured_rates(chip).get("L2 TB/s")
     return [
@@ -42,7 +42,7 @@ ZOOM = 14  # how much the lens magnifies lengths (not areas)
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw the memories' sizes as areas, and their bandwidths as bars beside them or, on a phone, below them."""
+    """Draw the sizes of the memories as areas, and their bandwidths as bars beside or, on a phone, below the areas."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
     side = 1.75 if style.narrow() else 2.16  # side length of the square for HBM, in data units
@@ -71,9 +71,9 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
 
 
 def _sizes(ax: style.Axes, places: list[Memory], side: float) -> float:
-    """Draw HBM as a square with the other memories in its corner, and a lens that enlarges them.
+    """Draw HBM as a square with the other memories in its corner, and a lens that enlarges these memories.
 
-    Return the x-coordinate of the enlarged memories' names.
+    Return the x-coordinate at which the names of the enlarged memories begin.
     """
     *near, far = places
     dots, pitch = [side * sqrt(place.size / far.size) for place in near], side / len(near)

@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[int, int] = (1, 2)) -> dict:
-    """Return the grid's size, the chosen program, and the memory offsets of that program's block of Q.
+    """Return the size of the grid, the chosen program, and the memory offsets of that program's block of Q.
 
     `program` is (row block, head).
     """
@@ -17,7 +17,7 @@ def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[in
 
 @style.picture
 def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
-    """Draw the grid of programs, one program's address computation, and that program's block of Q in memory."""
+    """Draw the grid of programs, how one of them computes its addresses, and that program's block of Q in memory."""
     (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
     caption = "From its two numbers, a row block and a head, a program computes its addresses."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)

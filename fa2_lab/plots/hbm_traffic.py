@@ -1,4 +1,4 @@
-"""Plot of FA1's and standard attention's HBM traffic against the size of on-chip memory, and of the lower bound."""
+"""Plot of HBM traffic against the size of on-chip memory, for FA1 and standard attention, with a lower bound."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
-    """Return how many elements the method `name` loads and stores in one head's forward pass."""
+    """Return how many elements the method `name` loads and stores in the forward pass of one head."""
     return io_model.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
@@ -27,8 +27,8 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `least` is the number of elements of Q, K, V and O, each moved once. Neither depends on M. `memories` is {chip:
-    bytes of shared memory}.
+    `least` is the number needed to move each of Q, K, V and O once. These two numbers do not depend on M.
+    `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]
     enough = min(M for M in moved if moved[M] < standard) * 2 // 1024

@@ -45,7 +45,7 @@ SHOWN = {  # {wording of an idea or a prediction in the record: shorter wording 
 
 
 def gains() -> list[dict]:
-    """Return one dictionary for each pair of an idea and a problem on which it was measured."""
+    """Return a list with one dictionary for each idea and each problem on which the idea was measured."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(gain=row.ratio("with it", "without it")) for row in rows]
 

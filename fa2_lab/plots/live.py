@@ -24,14 +24,17 @@ STILLS = {  # {interactive figure: picture used as its static version}
     "backward": "worker_tiles",
     "race": "dq_over_time",
 }
-WIDE = ("algorithm1", "climb", "tiles")  # interactive figures as wide as the window
+WIDE = ("algorithm1", "climb", "tiles")  # interactive figures that are as wide as the window
 HEAD = re.compile(
     r'<title>(.*?)</title>\n<meta name="description" content="(.*?)">(?:\n<meta name="still" content="(.*?)">)?'
 )
 
 
 def page_texts(name: str) -> tuple[str, str, str]:
-    """Read an interactive figure's page, and return its title, its description, and the static figure's description."""
+    """Read the page of an interactive figure, and return its title and the descriptions of both its versions.
+
+    The first description is that of the interactive figure, and the second one is that of the static figure.
+    """
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""
@@ -59,14 +62,14 @@ class live:
         own_page = f"figures/live/{self.name}.html"
         link = f'<a href="../{own_page}{escape("?" * bool(self.ask) + self.ask)}">{own_page}</a>'
         to_play = f"The interactive figure is {link}, which opens in any browser." if title else ""
-        caption = " ".join(filter(None, [escape(of_still), to_play]))  # of the static figure
+        caption = " ".join(filter(None, [escape(of_still), to_play]))  # the caption of the static figure
         still = f'<div class="still">{picture_html["text/html"]}<figcaption>{caption}</figcaption></div>'
         frame = self.frame(title) if title else ""
         html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the interactive figure as an iframe with the given title. Once loaded, it hides the static figure."""
+        """Return the interactive figure as an iframe with this title. The loaded iframe hides the static figure."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'

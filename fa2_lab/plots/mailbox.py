@@ -1,4 +1,4 @@
-"""Timeline of the mailbox: the row-block index in each of its two slots, and each warpgroup's row block."""
+"""Timeline of the mailbox: which row-block index each slot holds, and on which row block each warpgroup works."""
 
 from fa2_lab.plots import rung_timeline, style
 

@@ -1,4 +1,4 @@
-"""Diagram of masks and their tiles: causal, windows, padding, documents and a sink, with one range of keys per row."""
+"""Diagram of masks with one range of keys per row, and of their tiles: causal, windows, padding, documents, a sink."""
 
 import numpy as np
 
@@ -41,7 +41,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Draw each mask's tiles by kind, with a line where the rows' key ranges begin and a line where they end."""
+    """Draw the tiles of each mask by kind, with two lines that show where each row's range of keys begins and ends."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.42) if style.narrow() else (2, 3, 0.12)
@@ -100,11 +100,11 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _draw_row_range(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw row `row`'s range of keys as a bar, and write its first and last key below the matrix."""
+    """Draw the range of keys that row `row` sees as a bar, and write the two ends of the range below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
-    first, last = (int(start + end) for end in tiling.interval(row - start))
-    style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)
-    ax.set_xlabel(f"keys → · row {row}: [{first}, {last})", fontsize=style.SMALL)
+    begin, end = (int(start + x) for x in tiling.interval(row - start))
+    style.box(ax, begin, row, end - begin, 1, "", style.INK, linewidth=0)
+    ax.set_xlabel(f"keys → · row {row}: [{begin}, {end})", fontsize=style.SMALL)
 
 
 def _legend(ax: style.Axes) -> None:

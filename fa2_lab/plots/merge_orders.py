@@ -9,7 +9,7 @@ Merge = tuple[int, int, SoftmaxState]  # the indices of two states (leaves come 
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """Return the softmax states of one row's key blocks (d = 1), and the merges in each of three orders."""
+    """Return the softmax state of each key block of one row (d = 1), and the merges in each of three orders."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.empty(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}
@@ -37,10 +37,10 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
     return dict(loop=_chain(0, blocks, blocks), tree=tree, split=[*first, *second, last_of_each])
 
 
-def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that merge leaves start … stop − 1 one after another. New nodes begin at `number`."""
-    lefts = [start, *range(number, number + stop - start - 2)]
-    return list(zip(lefts, range(start + 1, stop), strict=True))
+def _chain(begin: int, end: int, number: int) -> list[tuple[int, int]]:
+    """Return the pairs of nodes that merge leaves begin … end − 1 one after another. New nodes begin at `number`."""
+    lefts = [begin, *range(number, number + end - begin - 2)]
+    return list(zip(lefts, range(begin + 1, end), strict=True))
 
 
 WHERE = {
@@ -79,14 +79,14 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
         ax.set_title(WHERE[name])
         for k in range(len(leaves)):
             style.box(ax, k + 0.04, 0.3, 0.92, 0.25, "", style.fill("m"), linewidth=0.5)
-        for (start, stop, row), (*_, state) in zip(spans[name], merges, strict=True):
-            last = stop - start == len(leaves)
-            between = "\n" if style.narrow() and stop - start < 4 else ", "
+        for (begin, end, row), (*_, state) in zip(spans[name], merges, strict=True):
+            last = end - begin == len(leaves)
+            between = "\n" if style.narrow() and end - begin < 4 else ", "
             words = _result(merges, 4).replace("-", "−") if last else _words(state, ("m ", "l ", "o "), between)
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
             high = 0.92 if style.narrow() else 0.72  # bar height as a share of the distance between rows
             patch = style.box(
-                ax, start + 0.04, row + 0.62 - high, stop - start - 0.08, high, words, style.fill("m"), **look
+                ax, begin + 0.04, row + 0.62 - high, end - begin - 0.08, high, words, style.fill("m"), **look
             )
             if last:
                 patch.label_text.set_weight("bold")
@@ -108,11 +108,14 @@ def _result(merges: list[Merge], digits: int) -> str:
 
 
 def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
-    """Return (first block, end, row) for each merged state, which is drawn one row below the states that it joins."""
+    """Return (begin, end, row) for each merged state, which covers the blocks begin … end − 1.
+
+    A state is drawn one row below the states that it joins.
+    """
     spans = [(k, k + 1, 0) for k in range(leaves)]
     for left, right, _ in merges:
-        (start, _, above), (_, stop, beside) = spans[left], spans[right]
-        spans.append((start, stop, max(above, beside) + 1))
+        (begin, _, above), (_, end, beside) = spans[left], spans[right]
+        spans.append((begin, end, max(above, beside) + 1))
     return spans[leaves:]
 
 

@@ -17,12 +17,10 @@ FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two warpg
 
 
 def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
-    """Return simulated timelines of two warpgroups, each with T tiles of 64 × 128, for four kinds of overlap.
+    """Return four simulated timelines of two warpgroups, each of which has T tiles of 64 × 128.
 
-    The jobs overlap within each warpgroup, between the two warpgroups, in both ways, or not at all.
-
-    The model assumes that copies arrive early, so no warpgroup waits for them. `window` is the number of clock cycles
-    that draw() shows.
+    The jobs overlap within each warpgroup, between the two warpgroups, in both ways, or not at all. The model assumes
+    that copies arrive early, so no warpgroup waits for them. `window` is the number of clock cycles that draw() shows.
     """
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
@@ -38,7 +36,7 @@ def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
 
 
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
-    """Run one warpgroup on T tiles.
+    """Simulate one warpgroup that computes T tiles.
 
     With software pipelining (`ahead`), a tile's S and the previous tile's P V start together. A matmul takes `product`
     clock cycles, and a softmax takes `softmax`.

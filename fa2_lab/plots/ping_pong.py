@@ -24,7 +24,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
-    """Run consumer c on T tiles: for each tile, compute its S and the previous tile's P V, and then the softmax.
+    """Simulate consumer c for T tiles: for each tile, it computes S and the previous tile's P V, and then the softmax.
 
     With ping-pong, `may` contains one barrier per consumer, at which the consumer waits for its turn. Otherwise, `may`
     is empty. A matmul takes `product` clock cycles, and a softmax takes `softmax`.
@@ -46,8 +46,8 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, window: float = 6000) -> style.Drawn:
     """Draw one timeline of two consumers without ping-pong and one with it.
 
-    Two bars below compare the speedup from ping-pong in the model with the measured one. `gains` holds the
-    lowest and the highest measured speedup, and the bar is open between the two. `made` describes the measurement.
+    Below them, two bars compare the speedup from ping-pong in the model with the measured one. `gains` holds the lowest
+    and the highest measured speedup, and the second bar is open between these two. `made` describes the measurement.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"

@@ -1,12 +1,12 @@
-"""Timelines of a ring's stages, which are filled, read and released, and of the consumers that use them."""
+"""Timelines that show when the stages of a ring are filled, read and released, and what the consumers do meanwhile."""
 
 from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the time spans of K's and V's stages on an SM, and the consumers' jobs, with times in clock cycles.
+    """Return the time spans of the stages of K and V on an SM, and the jobs of the consumers.
 
-    The SM runs this rung's kernel on one row block of `tiles` tiles.
+    The SM runs this rung's kernel on one row block of `tiles` tiles. Times are in clock cycles.
     """
     size = rung_timeline.sizes(rung)
     block, program = rung_timeline.simulate(size, tiles, row_blocks=1)
@@ -24,7 +24,7 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
     """Draw the stages of V and the consumers over time.
 
-    K's stages are not drawn, because a copy of K also waits for its turn, whereas a copy of V waits only for an empty
+    K's stages are not drawn because a copy of K also waits for its turn, whereas a copy of V waits only for an empty
     stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs` are (actor, label,
     start, end).
     """

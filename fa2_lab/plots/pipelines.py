@@ -8,8 +8,9 @@ from fa2_lab.plots import style
 def data(way: str = "forward") -> dict:
     """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} for a pass.
 
-    `way` is "forward" or "backward". The forward's rings are those of TWO_CONSUMERS in hopper/forward/configs.py. V's
-    ring needs no separate releases, because a release of K also shows that the corresponding stage of V is empty.
+    `way` is "forward" or "backward". The forward pass is shown with the rings of TWO_CONSUMERS in
+    hopper/forward/configs.py. V's ring needs no releases of its own because a release of K also shows that the
+    corresponding stage of V is empty.
     """
     rings = {
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
@@ -18,7 +19,7 @@ def data(way: str = "forward") -> dict:
     return dict(way=way, rings=rings[way])
 
 
-# The producer's right edge, the left and right edges of the stages, and the consumers' left edge, in data units.
+# In data units: the producer's right edge, the left and right edges of the stages, and the consumers' left edge.
 PAGE = (1.1, 2.05, 3.85, 4.8)
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32

@@ -78,19 +78,19 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """Return these lines of code without comments. If several assign the same name, keep only the first."""
+    """Return these lines of code without comments. If several lines assign the same name, keep only the first line."""
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
 
 
 def matmuls(tag: str) -> dict[int, str]:
-    """Return {line: circled digit} for the lines of an algorithm that run a matmul, numbering them in order."""
+    """Return {line: circled digit} for the lines of an algorithm that run a matmul, which are numbered in order."""
     lines = [line for line, work in WORK[tag].items() if "matmul" in work]
     return dict(zip(lines, "①②③④⑤", strict=False))
 
 
-UNIT = 0.5**0.5  # units per inch; at this scale, the A1 sheet is as many units wide as A2 is inches wide
+UNIT = 0.5**0.5  # units per inch; at this scale, an A1 sheet measures as many units as an A2 sheet measures inches
 SHEET = (594 / 25.4, 420 / 25.4)  # width and height of the A1 sheet, in units
 MARGIN, FOOT = 0.6, 1.3
 TOPS = {"FA2.A1": 8.0, "FA2.A2": 7.2}  # {algorithm: the height of its first line}
@@ -263,12 +263,12 @@ LOOP = {  # (column, row) of the corners of the frame around the inner loop's bo
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-WORKER = (  # explains what the backward pass's flow chart omits
+WORKER = (  # explains what the flow chart of the backward pass omits
     "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )
-WIDE, HIGH, RIGHT = 3.1, 0.85, 3.5  # a box's width and height, and the distance to the next column, in units
-DOWNS = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance to the next row of boxes}
+WIDE, HIGH, RIGHT = 3.1, 0.85, 3.5  # a box's width and height, and the distance between columns, in the sheet's units
+DOWNS = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance from one row of boxes to the next}
 INSET = (RIGHT - WIDE) / 2  # distance from the frame's edge to the boxes
 
 
@@ -459,7 +459,7 @@ def _draw_loops(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
-    """Return the tensors assigned in these lines of NumPy code, keeping only the first of each colour."""
+    """Return the tensors assigned in these lines of NumPy code, but only the first of those that share a colour."""
     tensor_of_hue: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):

@@ -26,7 +26,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 
 
 def one_by_one(block: Block, size: rung_timeline.Sizes, tiles: int) -> Generator[Wait]:
-    """Run a program that starts copying a tile only when it needs that tile, and then waits for the copy.
+    """Simulate a program that starts copying a tile only when it needs that tile, and then waits for the copy.
 
     `size` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.
     """

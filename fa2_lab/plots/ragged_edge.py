@@ -6,16 +6,16 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
-    """Return program i's rows, the offsets of its tile's elements, and a mask that is True for existing rows."""
+    """Return the rows of program i, the offsets of the elements in its tile, and a mask that is True for rows of Q."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
 
 
 @style.picture
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
-    """Draw Q in memory followed by the next head, the tile's offsets, and the tile that a masked load returns.
+    """Draw Q in memory with the next head after it, the offsets in the tile, and the tile that a masked load returns.
 
-    `exist` is True for each of the program's rows that exists.
+    `exist` has one entry per row of the program, which is True if Q has this row.
     """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (

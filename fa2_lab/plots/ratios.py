@@ -8,12 +8,15 @@ from matplotlib.transforms import Transform, blended_transform_factory
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-RIVALS = {  # the fastest other implementations, which have separate lanes in each row
+FAST_PEERS = {  # the fastest other implementations, which have separate lanes in each row
     "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=6),
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=5.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-FAR = ("FlexAttention", "torch flash")  # implementations without lanes, because they are slower in almost all rows
+SLOW_PEERS = (
+    "FlexAttention",
+    "torch flash",
+)  # implementations that have no lanes because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
@@ -28,7 +31,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementatio
 
 
 def data() -> dict:
-    """Return fa2_lab's speed relative to each other implementation, for the suites that the picture shows.
+    """Return fa2_lab's speed relative to every other implementation, for the suites that the picture shows.
 
     The suites with a setting in which fa2_lab is slower come first.
     """
@@ -62,18 +65,20 @@ def data() -> dict:
 
 
 def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements in `rows` for this direction, such as "forward"."""
+    """Return those measurements in `rows` that were made in one direction, for example "forward"."""
     return [row for row in rows if row.direction == direction]
 
 
 def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return {implementation: list of ratios of fa2_lab's speed to the implementation's speed}."""
-    by_name = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*RIVALS, *FAR)}
+    """Return {implementation: list of ratios}, each of which is fa2_lab's speed divided by the implementation's."""
+    by_name = {
+        name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*FAST_PEERS, *SLOW_PEERS)
+    }
     return {name: ratios for name, ratios in by_name.items() if ratios}
 
 
 def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return the picture's two rows for these measurements, one for the forward and one for the backward."""
+    """Return two rows of the picture for these measurements, one for the forward pass and one for the backward pass."""
     return [
         (group, direction, ratios_to_others(of_direction(rows, direction))) for direction in ("forward", "backward")
     ]
@@ -83,9 +88,9 @@ def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Next to them are the median and
-    the number of problems on which fa2_lab is slower. The remaining implementations have no lanes, because they are
-    slower in almost all rows. The legend counts these rows.
+    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Beside the lane are the value of
+    the median and the number of problems on which fa2_lab is slower. The implementations in SLOW_PEERS have no lanes.
+    The legend states in how many rows they are slower than fa2_lab.
     """
     losses = [
         (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))
@@ -105,7 +110,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     stacks = style.narrow()  # on a phone, a row's name and numbers are above its lanes
-    lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
+    lanes = [[peer for peer in FAST_PEERS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
     top, bottom = -2.9, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
@@ -123,7 +128,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
         style.note(ax, 0.01, y + (0.6 if stacks else high / 2), name, transform=across)
         for lane, peer in enumerate(peers):
-            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], RIVALS[peer], (place["lane"], across))
+            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], FAST_PEERS[peer], (place["lane"], across))
         ends = [y + stacks, y + high]
         ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
         ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
@@ -145,27 +150,28 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def slower_implementations(rows: list[Ratios], gap: str) -> str:
-    """Count the rows in which each implementation without lanes is slower than fa2_lab by median."""
+    """Return a sentence with the number of rows in which each of SLOW_PEERS is slower than fa2_lab by median."""
     counts = []
-    for peer in FAR:
+    for peer in SLOW_PEERS:
         found = [middles[peer] for *_, ratios in rows if peer in (middles := medians(ratios))]
         counts.append(f"{peer} in {sum(x > 1 for x in found)} of {len(found)}")
     return f"Not drawn, but slower in almost all rows:{gap}{', '.join(counts)}."
 
 
 def draw_key(ax: Axes, y: float, across: Transform) -> None:
-    """Draw the legend, which is the mark and the name of each rival, in a line at y."""
+    """Draw the legend, which is the mark and the name of each fast peer, in a line at y."""
     narrow = style.narrow()
-    for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
+    for (peer, look), start in zip(FAST_PEERS.items(), STARTS[narrow], strict=True):
         ax.plot([start], [y], linestyle="none", transform=across, **look)
         style.note(ax, start + (0.03 if narrow else 0.018), y, peer, transform=across)
 
 
 def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
-    """Draw the range and the median of the ratios to one implementation, and write both numbers at `number_place`.
+    """Draw the range and the median of the ratios to one implementation, and beside them two numbers.
 
-    `number_place` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale. If the
-    median is beyond the scale, the arrowhead has the full colour.
+    The numbers are the median, at `number_place` = (x, transform), and the number of problems on which fa2_lab is
+    slower. An arrowhead marks the end of a range that continues beyond the scale. If the median is beyond the scale,
+    the arrowhead has the full colour.
     """
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
@@ -187,21 +193,21 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
-    """Return {implementation: median ratio}, rounded as printed. At 1.00, neither implementation is faster."""
+    """Return {implementation: median ratio}, rounded to the printed precision. A ratio of 1.00 means equal speed."""
     return {name: round(median(values), 2) for name, values in ratios.items()}
 
 
 def faster_implementations(ratios: dict[str, list[float]]) -> str:
-    """List the implementations that are faster than fa2_lab in the median, with their ratios."""
+    """List the implementations that are faster than fa2_lab by median, with their median ratios."""
     slower = [f"{middle:.2f} of the speed of {name}" for name, middle in medians(ratios).items() if middle < 1]
     return " and ".join(slower)
 
 
 def median_ranges(rows: list[Ratios], group: str) -> str:
-    """Format the smallest and the largest median ratio of each rival among a group's rows."""
+    """Format the smallest and the largest median ratio of each fast peer among a group's rows."""
     medians_by_name: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
-        for name in RIVALS.keys() & ratios:
+        for name in FAST_PEERS.keys() & ratios:
             medians_by_name.setdefault(name, []).append(median(ratios[name]))
     return ", ".join(f"{name} {min(values):.2f}–{max(values):.2f}" for name, values in sorted(medians_by_name.items()))
 

@@ -1,4 +1,4 @@
-"""Bar chart of the terms of l and o: before a new maximum rescales them, after it has, and with the new terms added."""
+"""Bar chart of the terms of l and o: before and after a new maximum rescales them, and with the new terms added."""
 
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.empty(1, 1).update(s[None, :B_c], v[:B_c, None])
     last = first.update(s[None, B_c:], v[B_c:, None])
-    states = [(B_c, first), (B_c, last), (len(s), last)]  # number of keys, and the state whose maximum applies
+    states = [(B_c, first), (B_c, last), (len(s), last)]  # (number of keys so far, state whose maximum is used)
     l = [np.exp(s[:keys] - state.m) for keys, state in states]
     return dict(
         l=l,

@@ -32,11 +32,11 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     `cells[rank][step]` is dict(source, rows, cols, diagonal). `source` is the rank that owns the keys, and `rows` and
     `cols` are (start, end) as fractions of a shard.
     """
-    caption = "In a zigzag ring, queries stay, and K and V go round while each rank computes."
+    caption = "In a zigzag ring, queries stay, and K and V travel while each rank computes."
     figure, ax = style.new_figure(
         3.9,
-        f"{caption} In a cell, a rank's queries run down and the keys that are here run right."
-        " The number names the rank that owns the keys.",
+        f"{caption} In each square, the rank's queries run from top to bottom, and the keys that it holds in this step"
+        " run from left to right. The number names the rank that owns the keys.",
     )
     ranks, pitch = len(cells), 1.75 * PITCH
     for rank, row in enumerate(cells):
@@ -74,7 +74,7 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
     down, across = (0.8, 0) if style.narrow() else (0, 3.3)
     meanings = (
         "scores computed with\nthe keys of rank 2",
-        "masked by causal:\nno work",
+        "masked:\nno work",
         "K and V move to\nthe next rank",
     )
     for n, meaning in enumerate(meanings):

@@ -22,7 +22,7 @@ def data() -> dict:
 
 
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
-    """Return one GPU's FLOP/s in the causal forward, and a link's bytes per second while K and V are being sent."""
+    """Return one GPU's FLOP/s in the causal forward pass, and a link's bytes per second while K and V are sent."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
     forward_row, ms_around, p = (
         rows["forward"],
@@ -49,7 +49,7 @@ def gpu_label(n: int) -> str:
 
 
 def speedup(values: dict, n: int) -> float:
-    """Return the speedup of n GPUs over one GPU, computed from `values`, the measured times of one problem."""
+    """Return the speedup of n GPUs over one GPU. `values` is {"1 GPU": times, …} for one problem."""
     return values[gpu_label(1)][0] / values[gpu_label(n)][0]
 
 

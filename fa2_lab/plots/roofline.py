@@ -4,8 +4,8 @@
     own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost), for settings of your own
 
-Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
-a method, data() returns the measured ladder of chapter 10, plotted against the DRAM traffic that the hardware counted.
+Methods are named as in rates.METHODS. Cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
+a method, data() returns the measured ladder of chapter 10, with the DRAM traffic that the hardware counted.
 
 rooflines.py defines the rooflines in the chapters.
 """
@@ -40,12 +40,11 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """Return the arguments of draw() for the given methods, each at its upper bound.
+    """Return the arguments of draw() for the given methods or, if none are given, for the ladder.
 
-    If no methods are given, return the arguments for the ladder.
-
-    A method's x-coordinate is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per requested
-    byte otherwise. `message` is the headline and must be a full sentence. `sizes` are arguments of rates.cost().
+    Each method is drawn at the highest speed that the chip allows. Its x-coordinate is its FLOPs per byte of DRAM
+    traffic if DRAM limits the method, and its FLOPs per requested byte otherwise. `message` is the headline and must be
+    a full sentence. `sizes` are arguments of rates.cost().
     """
     if not methods:
         return ladder(d)
@@ -82,9 +81,9 @@ def join_with_and(words: list[str]) -> str:
 
 
 def ladder(d: int) -> dict:
-    """Return the arguments of draw() for some rungs without a mask.
+    """Return the arguments of draw() for the rungs in SHOWN, measured without a mask.
 
-    A rung's coordinates are its FLOPs per byte of DRAM traffic, and its measured TFLOP/s.
+    The coordinates of a rung are its FLOPs per byte of DRAM traffic and its measured TFLOP/s.
     """
     record = load("ladder")
     row = reasons.table_row(record, causal=False, d=d)
@@ -145,7 +144,7 @@ def draw(
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
     left, column, right = x_limits(min(across), max(across), crowded)
-    limited = any(len(place) > 2 for place in points.values())  # if so, print the limiting units
+    limited = any(len(place) > 2 for place in points.values())  # whether to print limiting units
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:
@@ -181,9 +180,10 @@ def draw(
 
 
 def x_limits(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Return the x-coordinates, in FLOPs per byte, of the axis's start, the names' left edge, and the axis's end.
+    """Return the x-coordinates where the axis begins, where the column of names begins, and where both of them end.
 
-    `low` and `high` are the methods' smallest and largest x-coordinates. `crowded` is True if a ceiling is dashed.
+    All coordinates are in FLOPs per byte. `low` and `high` are the smallest and the largest x-coordinate of a method.
+    `crowded` is True for the ladder, whose many names need more room on a phone.
     """
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
@@ -199,7 +199,7 @@ def _describe_point(name: str, point: Point) -> str:
 
 
 def _label_roof(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
-    """Write a ceiling's two labels: one beside its sloping part, below the methods, and one at its flat part.
+    """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one at its flat part.
 
     `left_of_it` puts the first label to the left of the sloping part instead of to its right. `free` is True if no
     method is on the flat part, and `shelf` is True if a second, lower limit is drawn as well.
@@ -219,8 +219,8 @@ def _draw_roof(
     """Draw a ceiling's sloping part and flat part from x = left to x = right, with their labels.
 
     `left_of_it` puts the first label to the left of the sloping part instead of below it, and `under_it` puts the
-    second label under the flat part. A dashed ceiling is above a solid one and has its label above it. If the units
-    that limit the methods are known (`limited`), _label_roof() writes the labels instead.
+    second label under the flat part. A dashed ceiling is above a solid one, and its label is above its line. If the
+    units that limit the methods are known (`limited`), _label_roof() writes the labels instead.
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -272,7 +272,7 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
         elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # on the right, the DRAM line would cross the name
             style.beside(ax, words.replace(": ", ":\n"), (x, y), (-12, 4), ha="right", color=color)
         else:
-            name_below = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below
+            name_below = any(0.75 * y < other < y for _, other, *_ in points.values())
             shift = (8, -4)
             if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # the name goes below the line, not on it
                 shift = (8, -10)

@@ -28,7 +28,7 @@ def forward() -> dict:
 
 
 def backward() -> dict:
-    """Return the roofline of three versions of the FA2 backward, with 64 × 64 tiles (chapter 05)."""
+    """Return the roofline of three versions of FA2's backward pass, with 64 × 64 tiles (chapter 05)."""
     one = cost("FA2 backward")  # every tile loads and stores dq
     dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq loaded (or stored): heads × column blocks × dQ in fp32
     methods = {
@@ -38,7 +38,7 @@ def backward() -> dict:
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."
     picture = roofline.data(*methods.items(), message=message)
-    # A dot's label replaces the ceiling's label.
+    # The label of a dot replaces that of the ceiling.
     return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])
 
 
@@ -56,7 +56,7 @@ def row_blocks() -> dict:
 def split() -> dict:
     """Return the roofline of one tile under split-K and split-Q (chapter 07).
 
-    Its horizontal axis is FLOPs per byte of shared memory.
+    The horizontal axis shows FLOPs per byte of shared memory.
     """
     rate, flops, points = rates(chips.A100), 4 * 128 * 64 * 128, {}
     for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
@@ -73,7 +73,7 @@ def split() -> dict:
 
 
 def one_pass() -> dict:
-    """Return the roofline of the one-pass backward, with the Hopper kernel's measured speed (chapter 13)."""
+    """Return the roofline of a backward pass in one kernel, with the Hopper kernel's measured speed (chapter 13)."""
     method = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
     problem = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and problem.items() <= row.problem.items()]

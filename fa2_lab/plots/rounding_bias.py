@@ -6,13 +6,13 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.machine import rounding
 from fa2_lab.plots import style
 
-EACH = 16  # rows per point on a line
+EACH = 16  # number of rows between two points of a line
 # The edges of the bins in ulps. The bins contain −½, −¼, 0, ¼ and ½.
 BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])
 
 
 def data() -> dict:
-    """Return the distribution of o's rounding errors in column 0, and the running sum of D's errors over the rows.
+    """Return the distribution of the rounding errors of o in column 0, and the running sum of those of D over the rows.
 
     The errors of o are in units of the spacing between bf16 numbers.
     """
@@ -32,7 +32,7 @@ def data() -> dict:
 
 @style.picture
 def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
-    """Draw two histograms of o's rounding error, and the running sum of D's errors for each way to compute O.
+    """Draw two histograms of the rounding errors of o, and the running sum of those in D for each way to compute O.
 
     `shares` is {name: share of the rows in each bin}, and `sums` is {way to compute O: running sum}.
     """

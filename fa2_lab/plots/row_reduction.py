@@ -8,10 +8,10 @@ from fa2_lab.records import layouts_record
 
 
 def data(row: int = 21, d: int = 128) -> dict:
-    """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
+    """Return the arguments of draw() for one row of S in the compiled kernel with head dimension d.
 
-    These include the lane and register that hold each score of a wgmma result, and the maximum that each lane of the
-    row holds after each step.
+    The arguments include the lane and register that hold each score of a wgmma result, and the maximum that each lane
+    of the row holds after each step.
     """
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
@@ -38,8 +38,8 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 def draw(owners: Owners, row: int, scores: np.ndarray, maxima: list[np.ndarray], made_by: str) -> style.Drawn:
     """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
-    `scores` are the row's scores. `maxima` lists the maximum in each of the row's lanes, first at the start and then
-    after each exchange. `made_by` describes the compiled kernel.
+    `scores` are the row's scores. `maxima` lists the maximum that each lane of the row holds, at the start and after
+    each exchange. `made_by` describes the compiled kernel.
     """
     rows, cols = owners.lane.shape
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])
@@ -83,7 +83,7 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 
 
 def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, maxima: list[np.ndarray], each: int) -> None:
-    """Draw one line for each step, with the maximum that each lane holds after it.
+    """Draw one line for each step, with the maximum that each lane holds after the step.
 
     `maxima` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect each
     maximum to the two lanes from which it was computed.

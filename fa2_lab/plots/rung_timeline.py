@@ -1,4 +1,4 @@
-"""Timelines of one SM on a rung and on the previous rung, with strips for copies, tensor cores and softmax.
+"""Timelines of one SM for two successive rungs of the ladder, with strips for copies, tensor cores and softmax.
 
 The time that a tile takes on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py.
 A warpgroup's matmuls occupy the tensor cores, its instructions occupy the issue slots, and its tiles occupy the path
@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
-    """Return a rung's Sizes, taken from its compiled kernel without a mask."""
+    """Return the Sizes of a rung, taken from the compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
@@ -66,7 +66,7 @@ SAYS = {  # {rung: headline that names the change from the previous rung}
     17: "Rung 17 needs half as many copies, because two consumers share each tile",
     18: "Rung 18 has tiles of 128 keys, which take {now} instructions instead of twice {then}",
     19: "Rung 19 computes the first tile before the loop and saves {fewer} instructions per tile",
-    20: "Rung 20 starts S early, so one consumer runs matmuls during the other's softmax",
+    20: "In the model of rung 20, one consumer runs matmuls during the other's softmax",
     21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
@@ -82,7 +82,7 @@ WHY = {  # {rung: sentences added to its caption}
     " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
-CAUSE = {  # {rung: on a page, the text beside the first changed box or below the copies}
+CAUSE = {  # {rung: text beside the first changed box or below the copies, which a phone does not show}
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",
@@ -90,10 +90,6 @@ CAUSE = {  # {rung: on a page, the text beside the first changed box or below th
     18: "for 128 keys",
     19: "no test for the last key",
     22: "o is not rescaled",
-}
-THICK = {
-    21: " A thick edge marks the next row block.",
-    23: " A thick edge marks the third consumer, and a dashed box the clocks to spare.",
 }
 LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
 # {rung: clock cycles drawn}, for rungs that change little within a tile.
@@ -138,7 +134,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """Return, for each of a program's jobs, the index of its row block. A row block has `tiles` tiles."""
+    """Return, for each job of a program, the index of its row block. A row block has `tiles` tiles."""
     jobs_so_far: dict[tuple[str, str], int] = defaultdict(int)
     indices = []
     for job in jobs:
@@ -260,10 +256,9 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         " instructions that a thread executes in most tiles, including the few that start the matmuls."
         + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
-        + THICK.get(number, "")
-        + " If a job takes twice as long, two warpgroups share its unit. While all lines of the tensor cores are empty,"
-        " time is still to be gained. The percentage is measured. It is the share of the time in which a profiler saw"
-        " the tensor cores at work."
+        + " If a job takes twice as long, two warpgroups share its unit. Wherever all lines of the tensor cores are"
+        " empty, there is still time to be gained. The measured percentage is the share of the time in which a profiler"
+        " saw the tensor cores at work."
     )
     timelines, faded, heights = {}, [name for key, name in UNITS.items() if unit not in ("", key)], []
     for panel in panels:

@@ -16,7 +16,7 @@ SEVERAL = "pipelines", "rooflines", "rung_timeline", "waves"  # files that draw 
 
 DENSITY = 2  # PNG pixels per page pixel
 MARGIN, ROUND = 16, 14  # the card's margin around the picture and its corner radius, in page pixels
-SOFT = 4  # palette entries with different opacities, for the edges of the rounded corners
+SOFT = 4  # number of palette entries with different opacities, which smooth the rounded corners
 
 
 def file_and_argument(name: str) -> tuple[str, str]:
@@ -51,12 +51,12 @@ class show:
         self.figure, self.alt = draw(picture_or_name) if isinstance(picture_or_name, str) else picture_or_name
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
-        # HTML, because JupyterLab shows a bare image (image/png) without an alternative text.
+        # The result is HTML because JupyterLab shows a bare image (image/png) without an alternative text.
         width = round(96 * self.figure.get_figwidth()) + 2 * MARGIN
         image = b64encode(self.png()).decode()
         html = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
         whole = self.figure.get_label()
-        caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the headline is in the picture
+        caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the picture shows the headline
         html += f'<figcaption style="max-width:{width}px">{escape(caption)}</figcaption>' if caption else ""
         return {"text/html": html, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 

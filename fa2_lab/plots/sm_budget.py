@@ -1,4 +1,4 @@
-"""Bar chart of the shared memory and the registers of an SM that one program of the Hopper forward uses."""
+"""Bar chart of the shared memory and the registers of an SM that one program of the Hopper forward kernel uses."""
 
 from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.machine import chips
@@ -10,7 +10,7 @@ PRODUCER = 24  # registers per producer thread in forward_kernel without packed 
 
 
 def data() -> dict:
-    """Return each tensor's buffer size in KiB and each consumer's registers per thread, for four configurations."""
+    """Return, for four configurations, the KiB of each tensor's buffer and each consumer's registers per thread."""
     shared, registers = {}, {}
     for name, d in SETS:
         config = getattr(configs, name)
@@ -23,10 +23,10 @@ def data() -> dict:
 
 
 def registers_of(config: configs.ForwardConfig) -> list[int]:
-    """Return each consumer's registers per thread.
+    """Return the number of registers per thread for each consumer.
 
-    All warpgroups start with the same number of registers, a multiple of 8. Consumer 0 gets the registers not used by
-    the other warpgroups.
+    All warpgroups start with the same number of registers, a multiple of 8. Consumer 0 gets the registers that the
+    other warpgroups do not use.
     """
     start = FILE // (128 * (config.consumers + 1)) // 8 * 8
     other_registers = [config.registers] * (config.consumers - 1)
@@ -90,7 +90,7 @@ def draw(
 def _second_program(ax: style.Axes, start: float, y: float, most: float) -> None:
     """Draw a dashed box for a second program, which begins at x = `start`, where the first program ends.
 
-    The box continues beyond the edge of the picture. `most` is the SM's total amount of the resource.
+    The box continues beyond the edge of the picture. `most` is the total amount of the resource on an SM.
     """
     end = BEYOND * most
     look = dict(color=style.QUIET, linestyle=style.DASHED, linewidth=1)

@@ -1,4 +1,4 @@
-"""Plot of one row block's state (m, l, o) as the key blocks are processed one after another."""
+"""Plot of how the state (m, l, o) of one row changes while the key blocks are processed one after another."""
 
 from typing import Any
 

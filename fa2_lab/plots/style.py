@@ -43,7 +43,7 @@ PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
 OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # text on a fill of full strength, the same on light and dark pages
+BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength, the same on light and dark pages
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the card's background, which keeps pictures in notebooks readable on light and dark pages
 EDGE = "#D0D7DE"  # the line around the card
@@ -150,7 +150,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour of text on this fill."""
+    """Return the colour for text on this fill."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
@@ -308,7 +308,7 @@ def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str 
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many rectangles (x, y, width, height) in the same style. Making them a single patch shrinks the file."""
+    """Draw many rectangles (x, y, width, height) in the same style, as a single patch, which keeps the file small."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
@@ -366,7 +366,7 @@ def group_digits(ax: Axes) -> None:
 
 
 def with_commas(x: float, position: int | None = None) -> str:
-    """Return the label of the tick at x, with commas."""
+    """Return the label of a tick at x, with commas between groups of digits."""
     return f"{x:,g}".replace("-", "−")
 
 
@@ -386,7 +386,7 @@ def log_places(low: float, high: float, most: int = 9) -> list[float]:
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Put ticks on a logarithmic axis at exactly these positions."""
+    """Put ticks on a logarithmic axis at the given positions, and nowhere else."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
     axis.set_ticks([], minor=True)

@@ -9,7 +9,7 @@ from fa2_lab.plots import style
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
     """Return the position of each chunk in its line of eight chunks, for the plain and the swizzled layout.
 
-    Also return {layout: list}, where entry c of the list is the number of steps needed to read chunk c of all rows.
+    Also return {layout: list whose entry c is the number of steps needed to read chunk c of all rows}.
     `chunk` is the chunk that draw() emphasises.
     """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
@@ -28,8 +28,8 @@ FIRST, SECOND = 7.2, 16.2  # the x-coordinates of the two grids
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     """Draw the bits of row XOR chunk = position, then the two layouts in memory, and the reads of each bank group.
 
-    `places` is {layout: array of positions in a line, by row and chunk}. `steps` is {layout: list}, where entry c of
-    the list is the number of steps needed to read chunk c of all rows.
+    `places` is {layout: array of positions in a line, by row and chunk}. `steps` is {layout: list whose entry c is the
+    number of steps needed to read chunk c of all rows}.
     """
     plain, swizzled = places
     caption = (

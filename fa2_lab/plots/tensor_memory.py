@@ -6,7 +6,7 @@ KiB = 1024
 
 
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
-    """Return each tensor's register space for 64 rows on Hopper, and its columns of tensor memory on Blackwell."""
+    """Return each tensor's KiB of registers for 64 rows (Hopper), and its columns of tensor memory (Blackwell)."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
     words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # number of 4-byte columns; a lane holds one row of a row block
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)

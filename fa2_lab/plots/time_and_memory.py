@@ -5,7 +5,7 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
-# {line in the picture: its name in the records}, for rungs of the ladder and for implementations measured over N.
+# {line in the picture: its name in a record}, for the ladder's times, the times measured over N, and the memory.
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1"}
 OVER_N = {"FA2": "torch flash", "ours": "fa2_lab"}
 MEMORY = {"standard": "torch math", "FA2": "torch flash", "ours": "fa2_lab"}
@@ -19,15 +19,15 @@ def data() -> dict:
     """
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
-    time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
-    mib = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
+    time |= {name: points(grid, peer, whole=True) for name, peer in OVER_N.items()}
+    mib = {name: points(memory, peer, whole=False) for name, peer in MEMORY.items()}
     setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, in sequences"
     setting += " of N, without a mask. Memory: one sequence of N, with a causal mask"
     return dict(time=time, memory=mib, setting=setting)
 
 
 def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
-    """Return a list of (N, value) for one implementation's forward at d = 128.
+    """Return a list of (N, value) for the forward pass of one implementation at d = 128.
 
     If `whole` is set, include only problems without a mask and with 16,384 tokens in total.
     """

@@ -1,4 +1,4 @@
-"""Diagram of how four warps share a tile (figure 3 of the FA2 paper), and of the shared-memory traffic."""
+"""Diagram of how four warps share a tile (figure 3 of the FA2 paper), and of their traffic through shared memory."""
 
 from fa2_lab.machine import warps
 from fa2_lab.plots import style

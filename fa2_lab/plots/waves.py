@@ -1,4 +1,4 @@
-"""Timelines of thread blocks on SMs: one per head (FA1) or per row block (FA2), with and without a mask."""
+"""Timelines of SMs that run one thread block per head (FA1) or per row block (FA2), with and without a mask."""
 
 from collections import Counter
 
@@ -54,7 +54,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """Return two schedules of the backward's 64 column blocks on an H200: whole, and cut into halves (chapter 13)."""
+    """Return two schedules of 64 column blocks of the backward pass on an H200: whole, and in halves (chapter 13)."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
@@ -104,7 +104,7 @@ def _bars(ax: style.Axes, schedule: Schedule) -> None:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placements}
         style.bars(ax, list(whole.values()), style.worker(1))
         return
-    height = 1 if schedule.SMs > 32 else 0.92  # leaves a gap between the lines if there are few
+    height = 1 if schedule.SMs > 32 else 0.92  # if there are few SMs, leave a gap between their lines
     begun: Counter[int] = Counter()
     greys: tuple[list, list] = [], []
     for p in schedule.placements:

@@ -3,7 +3,7 @@
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
 
-DEEP = 16  # elements of the summed dimension per instruction, for 16-bit operands
+DEEP = 16  # number of elements that one instruction sums over, for 16-bit operands
 SHARED, REGISTERS = "shared memory", "registers"
 
 
@@ -37,7 +37,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     figure, ax = style.new_figure(4.4, caption)
     size, around, between = PHONE if style.narrow() else PAGE
     above = ABOVE[style.narrow()]
-    each = products[0][1][2][1] * size + 2 * around  # the width of a column
+    each = products[0][1][2][1] * size + 2 * around  # the width of a column of matrices
     high, lines = products[0][1][2][0] * size, []
     for n in range(3):
         x, places = n * (each + between), [product[n][3] for product in products]

@@ -1,4 +1,4 @@
-"""Diagram of the tiles needed for a window plus the first keys, and of those that a causal loop visits."""
+"""Diagram of the tiles that a window and the first keys need, and of the tiles that a causal loop visits."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
-    """Return the kind of each tile for N queries, and the numbers of tiles visited and needed for other lengths.
+    """Return the kind of each tile for N queries, and the numbers of tiles visited and needed for each of LENGTHS.
 
     A query sees itself, the `left` keys before it, and the first `first` keys.
     """
@@ -37,9 +37,9 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """Draw the tiles by kind on a grid and, beside it, the number of tiles visited and needed for each length."""
+    """Draw a grid of tiles styled by kind and, beside it, the numbers of tiles visited and needed as N grows."""
     caption = (
-        "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
+        "Under a window, a causal loop visits ever more useless tiles as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"
         " loop that knows only the causal mask, although the mask hides all of their scores."
     )
@@ -72,7 +72,7 @@ def _grid(ax: style.Axes, kinds: np.ndarray) -> None:
     ax.scatter(empty[:, 1] + 0.5, empty[:, 0] + 0.5, s=1.5, color=style.QUIET, linewidths=0)
     style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.CLEAR)
     style.note(
-        ax, 0.31 * T, 0.76 * T, f"{len(empty)} visited in vain:\noutside the window", ha="center", bbox=style.CLEAR
+        ax, 0.31 * T, 0.76 * T, f"{len(empty)} useless tiles:\noutside the window", ha="center", bbox=style.CLEAR
     )
 
 

@@ -22,7 +22,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     """Draw four grids of tiles: forward above and backward below, without a mask on the left and causal on the right.
 
     `owners` is {("forward" or "backward", causal): array (T_r, T_c)} with each tile's worker, or −1 for a skipped tile.
-    `dq_writers` is {causal: one list per row block, of the backward workers that add to its dQ}.
+    `dq_writers` is {causal: a list with, for each row block, the backward workers that add to its dQ}.
     """
     caption = "In the forward pass each block of O has one writer, but in the backward pass several workers add to dQ."
     caption += (

@@ -1,4 +1,4 @@
-"""Diagram of each rank's rows, in contiguous shards and in shards that pair a front piece with a back piece."""
+"""Diagram of the rows of each rank if shards are contiguous, and if they pair a front piece with a back piece."""
 
 import numpy as np
 

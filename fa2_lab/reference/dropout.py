@@ -1,8 +1,8 @@
 """Dropout whose mask depends on the seed and each entry's position, but not on the order in which tiles are processed.
 
 The generator is Philox4x32 with ten rounds. Its key is the seed, and its counters are (column, row, head, batch), so it
-draws the same bits as Triton's `tl.philox`. The forward and the backward draw the same mask, regardless of their loop
-orders.
+draws the same bits as Triton's `tl.philox`. The forward and backward passes draw the same mask, regardless of their
+loop orders.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with probability p for one (batch, head). The fields make up the generator's complete state R."""
+    """Dropout with probability p for one head of a batch entry. The fields make up the generator's complete state R."""
 
     p: float = 0.0
     seed: int | None = None
@@ -74,7 +74,7 @@ class Dropout:
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
 
     def drop(self, p_ij: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
-        """Return p_ij ∘ Z, where p_ij is a tile of P and Z holds its dropout factors. If p is 0, return p_ij itself."""
+        """Return p_ij ∘ Z for a tile p_ij of P and its dropout factors Z, or p_ij itself if there is no dropout."""
         return dropped(p_ij, self.z(rows, cols))
 
 
@@ -89,8 +89,8 @@ def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
     """Return the mask that a sequential generator draws, tile by tile, in the loop order of "fa1" or "fa2".
 
-    The two masks differ. This is the weakness of sequential generators, because the backward can reproduce the
-    forward's mask only if both passes process the tiles in the same order.
+    The masks of the two loop orders differ. This is the weakness of sequential generators: the backward pass can
+    reproduce the mask of the forward pass only if both passes process the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

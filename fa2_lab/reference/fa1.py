@@ -37,7 +37,7 @@ def forward(
     """Run Algorithm 2 of FA1 for one head. Return O (N_q, d), the row sums l (N_q,) and the row maxima m (N_q,).
 
     Pass either the block sizes B_r and B_c or M, the number of elements that fit on chip, from which the block sizes
-    are computed. `dropout` holds the generator's state R, which the backward also needs.
+    are computed. `dropout` holds the generator's state R, which the backward pass also needs.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop  # FA1.A2.L1

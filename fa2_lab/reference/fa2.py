@@ -1,7 +1,7 @@
 """FlashAttention-2 (FA2), with independent query blocks in the outer loop and a single division per row.
 
-L is the only row statistic saved for the backward. Tiles without a visible entry are skipped, and only tiles that the
-mask cuts are masked. The softmax step is written as in fa1.py, so the two files differ only where the two papers do.
+L is the only row statistic saved for the backward pass. Tiles without a visible entry are skipped, and only tiles cut
+by the mask are masked. The softmax step is written as in fa1.py, so the two files differ only where the two papers do.
 """
 
 import numpy as np
@@ -132,8 +132,8 @@ def forward_split_keys(
     """Compute O and L of one head, with each row block's keys split among several workers.
 
     The keys are cut into `splits` shares of consecutive column blocks. Each worker computes the partial result (O, L)
-    of one share, and the partial results are merged at the end. The split-KV decode kernel instead assigns tiles to
-    workers round-robin, which gives the same result up to rounding.
+    of one share. Once all shares are done, the partial results are merged. The split-KV decode kernel instead assigns
+    tiles to workers round-robin, which gives the same result up to rounding.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     splits = whole_number("splits", splits, low=1)

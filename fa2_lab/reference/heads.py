@@ -57,7 +57,7 @@ def backward(
     B_c: int = 64,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run the backward pass of a stage on all heads. Return dQ, dK and dV, given O and L from the forward.
+    """Run the backward pass of a stage on all heads. Return dQ, dK and dV, given O and L from the forward pass.
 
     Any other keyword arguments are passed on to each_head(). sinks_backward() computes the gradient of the sinks.
     """
@@ -70,7 +70,7 @@ def backward(
             _, P = naive.forward(*qkv, **common | dict(trace=UNWATCHED))
             del common["mask"]  # P already includes the mask
             dQ[b, h], dk, dv = naive.backward(*qkv, P, dO[b, h], **common)
-        elif stage == "fa1":  # l = 1 and m = L are equivalent to the forward's l and m: exp(S − m) / l = exp(S − L)
+        elif stage == "fa1":  # l = 1 and m = L can stand in for l and m, because exp(S − m) / l = exp(S − L)
             l = np.where(np.isneginf(L[b, h]), 0.0, 1.0)
             dQ[b, h], dk, dv = fa1.backward(*qkv, O[b, h], l, L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **common)
         else:
@@ -116,7 +116,7 @@ def each_head(
 
 
 def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> np.ndarray:
-    """Return the gradient (heads,) of the sinks, summed over the batch, given O and L from the forward."""
+    """Return the gradient (heads,) of the sinks, summed over the batch, given O and L from the forward pass."""
     O = checks.real_array("O", O, 4)
     heads = enumerate(_check_sinks(sinks, O))
     return np.array([0.0 if s is None else sink_backward(s, O[:, h], L[:, h], dO[:, h]) for h, s in heads])
@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return a list with one sink per query head, or None for a head without a finite sink."""
+    """Check the sinks, and return one entry per query head: its sink, or None if it has no sink or a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -1,6 +1,6 @@
 """Standard attention, which computes S, P and O one after another and stores S and P at their full size N_q × N_k.
 
-This module also contains the forward and the backward from appendices B.1 and B.2 of the FA1 paper, which need only
+This module also contains the forward and backward passes from appendices B.1 and B.2 of the FA1 paper. They need only
 O(N) extra memory, but recompute every entry of P whenever it is needed.
 """
 
@@ -46,7 +46,7 @@ def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """Return D_i = do_i · o_i for every row i. It equals Σ_j P_ij dP_ij, but needs only d products per row."""
+    """Return D_i = do_i · o_i for every row i. D_i equals Σ_j P_ij dP_ij, but needs only d products per row."""
     return (dO * O).sum(axis=1)
 
 
@@ -61,7 +61,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute standard attention for one head. Return O (N_q, d) and P (N_q, N_k), which the backward needs."""
+    """Compute standard attention for one head. Return O (N_q, d) and P (N_q, N_k), which the backward pass needs."""
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
     z = dropout.z(whole.rows(0), whole.cols(0))
@@ -69,7 +69,7 @@ def forward(
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
     s = whole.apply_mask(transform_scores(S[:], score_options), 0, 0)
-    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink, which has no value
+    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink's column: a sink has no value
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
@@ -112,7 +112,7 @@ def forward_linear_memory(
     mask: Mask = NO_MASK,
     score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the forward of FA1's appendix B.1 for one head. Compute L and then O, one row at a time, and return (O, L).
+    """Run the forward pass of FA1's appendix B.1 for one head, one row at a time. Compute L, then O, and return (O, L).
 
     At most one row of scores is stored at any time.
     """
@@ -140,7 +140,7 @@ def backward_linear_memory(
     mask: Mask = NO_MASK,
     score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run the backward of FA1's appendix B.2 for one head, one row or column at a time. Return dQ, dK and dV.
+    """Run the backward pass of FA1's appendix B.2 for one head, one row or column at a time. Return dQ, dK and dV.
 
     P is recomputed from L, and at most one row or column of P is stored at any time.
     """

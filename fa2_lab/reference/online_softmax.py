@@ -47,7 +47,7 @@ class SoftmaxState:
     def empty(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
         """Return the state of `rows` rows that have seen no key.
 
-        Without a sink, this state is the identity of merge().
+        Without a sink, this state is the identity element of merge().
         """
         m, l = initial_state(sink)
         return cls(np.full(rows, m), np.full(rows, l), np.zeros((rows, d)))

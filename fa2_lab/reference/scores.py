@@ -38,7 +38,7 @@ def transform_scores(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
 
 
 def transform_scores_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the gradient of the input of transform_scores(), given its output s and the gradient ds of s.
+    """Return the gradient of the input of transform_scores(), given its output s and the gradient ds of that output.
 
     Pass s before it is masked, because the slope of the cap, 1 − (s/c)², would be wrong for a masked score of −∞.
     """
@@ -52,7 +52,7 @@ def append_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
 
 
 def sink_backward(sink: float, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> float:
-    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r, summed over the rows r.
+    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r, where r runs over the rows.
 
     The gradient of any score is P (dP − D). For a sink, dP is 0 because a sink has no value.
     """

@@ -3,7 +3,7 @@
 A rank's shard consists of one or two pieces of the sequence, depending on the layout:
 
 contiguous   rank r holds the r-th piece of the sequence
-zigzag       rank r holds the r-th piece from the front and the r-th from the back, which balances causal work
+zigzag       rank r holds the r-th piece from the front and the r-th from the back, to balance the causal work
 
 Like a tile in tiles.py, the pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. The rows
 within a rank keep the order of the sequence. In the zigzag layout, if a rank has an odd number of rows, its front piece
@@ -19,7 +19,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class ShardTile(NamedTuple):
-    """One kernel call in ring attention, with a slice of one rank's queries and of its own or another rank's keys.
+    """One kernel call of ring attention: a slice of one rank's queries, and a slice of its own or another rank's keys.
 
     The slices index rows within their rank, starting at 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """
@@ -65,8 +65,8 @@ def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, ca
 
     A single kernel call computes the whole tile. Under a causal mask, there are three cases. A rank sees its own keys
     as in any causal sequence. All of its rows see the front piece of an earlier rank, and no other keys of that rank.
-    Only the rows of its back piece see the keys of a later rank, and they see all of them. In the contiguous layout,
-    the front piece is the whole shard, and there is no back piece.
+    Only the rows of its back piece see the keys of a later rank, and these rows see all of those keys. In the
+    contiguous layout, the front piece is the whole shard, and there is no back piece.
     """
     queries, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
@@ -80,7 +80,7 @@ def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, ca
 
 
 def halves(length: int, causal: bool) -> list[ShardTile]:
-    """Split the attention of a rank's queries to its own keys into two calls of about equal cost, and return both.
+    """Split the attention of a rank's queries to its own keys into two calls of about equal cost, and return the calls.
 
     Under a causal mask, the first call covers the first three quarters of the rows, which account for 9/16 of the work.
     In each call, the last query is aligned with the last key, as in any causal call.

@@ -15,7 +15,7 @@ from textwrap import fill, indent
 from fa2_lab import paper
 from fa2_lab.glossary import GLOSSARY, Term
 
-# Commands with their own main(argv). The studio's commands are not listed, because they are entry points in
+# Commands that have a main(argv). The commands of the studio are not listed here because they are entry points in
 # pyproject.toml.
 COMMANDS = {
     "doctor": ("fa2_lab.tools.doctor", "list what this machine has, which kernels run on it, and what is wrong"),

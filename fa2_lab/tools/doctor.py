@@ -33,11 +33,11 @@ class Environment:
     gpu: str = ""  # the name of the GPU
     capability: float = 0.0
     driver: str = ""
-    gpu_node: bool = False  # whether the system reports a GPU, usable or not
+    gpu_node: bool = False  # whether the system reports a GPU, even one that torch cannot use
     asked: str = ""  # the value of TRITON_INTERPRET before the command ran
     untested: str = ""  # installed versions with which the kernels were not tested
-    misfit: str = ""  # which versions do not work together, and what to install
-    kernels: dict[str, str] = field(default_factory=dict)  # {d: kernels that run a causal call}
+    misfit: str = ""  # which installed versions do not work together, and what to install instead
+    kernels: dict[str, str] = field(default_factory=dict)  # {head dimension d: the kernels that a causal call uses}
 
 
 def main(argv: list[str]) -> int:
@@ -45,9 +45,9 @@ def main(argv: list[str]) -> int:
         prog="fa2-lab doctor", description="Print what this machine has, what runs on it, and what is wrong."
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for reports and scripts")
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     environment = inspect_environment()
-    if options.json:
+    if arguments.json:
         print(json.dumps(dict(fa2_lab=fa2_lab.__version__) | asdict(environment) | dict(advice=advice(environment))))
     else:
         print(screen(environment))
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def inspect_environment() -> Environment:
-    """Return the Environment. TRITON_INTERPRET is read first, because importing the kernels may set the variable."""
+    """Return this machine's Environment. Read TRITON_INTERPRET first because importing the kernels may set it."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # Triton accepts these words
     from fa2_lab.kernels import triton_versions
@@ -128,7 +128,7 @@ def serving(environment: Environment) -> dict[str, str]:
     return served
 
 
-# What it means ------------------------------------------------------------------------------------------------
+# What the Environment means -----------------------------------------------------------------------------------
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Return text that says whether Triton's interpreter is on, and why."""
+    """Return a text that states whether Triton's interpreter is on, and why."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:

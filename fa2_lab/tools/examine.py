@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     is_gpu_used = "jax" in sys.modules or (torch is not None and torch.cuda.is_initialized())
     processes = multiprocessing.get_context("spawn" if is_gpu_used else None)
     ours, theirs = processes.Pipe(duplex=False)
-    # Run the user's function in a child process, because it may terminate the process in which it runs.
+    # Run the user's function in a child process because it may terminate the process in which it runs.
     child = processes.Process(target=report_to, args=(theirs, a))  # type: ignore[attr-defined]
     child.start()
     theirs.close()
@@ -98,7 +98,7 @@ def report_to(parent: Connection, a: argparse.Namespace) -> None:
 def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], object]) -> tuple[str, int]:
     """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not.
 
-    before_call() receives each case before the function is called on it.
+    before_call() is called with each case before the function runs on it.
     """
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)
@@ -160,7 +160,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """Return the report, formatted for the terminal."""
+    """Return the report as text for the terminal."""
     lines = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "conventions"]
     lines += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -188,7 +188,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return a paragraph on one finding: what is wrong, where and by how much, what to read, how to reproduce it."""
+    """Return the lines about one finding: what is wrong, where, by how much, what to read, and how to reproduce it."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

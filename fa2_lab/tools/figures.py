@@ -111,7 +111,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def with_source(figure: Figure, alt: str) -> bytes:
-    """Return the figure as SVG, with a final line that credits the project, its licence and, if measured, the GPU."""
+    """Return the figure as SVG, with a last line that names the project, its licence and, if measured, the GPU."""
     gpu = re.search(r"NVIDIA \w+", figure.get_label())
     return style.svg(figure, alt, "fa2_lab, CC BY 4.0" + (f", measured on an {gpu[0]}" if gpu else ""))
 
@@ -141,7 +141,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the pictures to draw: those in `names`, or all if it is empty. Raise an error for an unknown name."""
+    """Return the pictures to draw: those in `names` or, without names, all. Raise an error for an unknown name."""
     pictures = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(pictures)
     if unknown:
@@ -186,11 +186,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="the names of the pictures to draw (default: all)")
     parser.add_argument("--folder", type=Path, help="the folder to write to (default: figures/ of the checkout)")
-    options = parser.parse_args(argv)
-    folder = options.folder or files.checkout("figures without --folder") / "figures"
-    wanted = chosen(options.names)
+    arguments = parser.parse_args(argv)
+    folder = arguments.folder or files.checkout("figures without --folder") / "figures"
+    wanted = chosen(arguments.names)
     files.check_writable(folder / PHONE, "figures")
-    build(folder, options.names)
-    posters = len(SHEETS) if "poster" in (options.names or ["poster"]) else 0
+    build(folder, arguments.names)
+    posters = len(SHEETS) if "poster" in (arguments.names or ["poster"]) else 0
     print(f"{len(wanted) + posters} figures in {folder}")
     return 0

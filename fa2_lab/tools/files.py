@@ -10,7 +10,7 @@ NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none arou
 
 
 def checkout(what: str) -> Path:
-    """Return the root of the checkout around this package, or raise an error saying that `what` requires one."""
+    """Return the root of the checkout that contains this package, or raise an error saying that `what` needs one."""
     if not (ROOT / "pyproject.toml").is_file():
         raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT
@@ -28,7 +28,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Raise an error if the results of `what` cannot be written to a folder. Call this before any work is done."""
+    """Raise an error if the results of `what` cannot be written to a folder. Call this before doing the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have deleted it

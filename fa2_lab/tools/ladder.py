@@ -6,7 +6,7 @@ import textwrap
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.records import Measurement, Record, compared_with, load
+from fa2_lab.records import Measurement, Record, ladder_baseline, load
 from fa2_lab.tools import rung_diff
 
 SUITE, D = "ladder", 128
@@ -22,12 +22,12 @@ def main(argv: list[str]) -> int:
         "rungs", nargs="*", help="one rung (08) or two (07 08); if none is given, print the whole table"
     )
     parser.add_argument("--run", action="store_true", help="check one rung, and print what it compiles to and its time")
-    given = parser.parse_args(argv)
-    if len(given.rungs) > 2 or (given.run and len(given.rungs) != 1):
-        raise ValueError(f"rungs: got {len(given.rungs)}; it takes none, one or two, and one with --run")
-    names = [ladder.find(rung) for rung in given.rungs]
-    if given.run:
-        from fa2_lab.tools import rung_check  # imported late, because it loads torch, which the tables do not need
+    arguments = parser.parse_args(argv)
+    if len(arguments.rungs) > 2 or (arguments.run and len(arguments.rungs) != 1):
+        raise ValueError(f"rungs: got {len(arguments.rungs)}; it takes none, one or two, and one with --run")
+    names = [ladder.find(rung) for rung in arguments.rungs]
+    if arguments.run:
+        from fa2_lab.tools import rung_check  # imported only here because it loads torch, which the tables do not need
 
         rung_check.alone(names[0])
         return 0
@@ -55,7 +55,10 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """One row of the table, for a rung or for another implementation, such as cuDNN. Only a rung has a `change`."""
+    """One row of the table, for a rung or for another implementation, such as cuDNN.
+
+    `change` holds the speedups over the previous rung. It is empty for the first rung and for other implementations.
+    """
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -103,14 +106,14 @@ def unmasked(results: Record) -> Measurement:
 def lines(results: Record) -> list[Shown]:
     """Return the rows of the table: all rungs, followed by the other implementations."""
     values = unmasked(results).values
-    peer = compared_with(values)
+    peer = ladder_baseline(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
     """Return a paragraph that explains the columns of the table."""
     row = unmasked(results)
-    peer = compared_with(row.values)
+    peer = ladder_baseline(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
     text = (
         f"{shape}. The share is the rung's speed divided by {peer}'s, without a mask. Predicted (by "
@@ -126,7 +129,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the table as text, followed by an explanation of each prediction that misses."""
+    """Return the table as text. If a prediction is off by more than 10%, the reason follows below the table."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -143,7 +146,7 @@ def table(results: Record) -> str:
 def claim(results: Record) -> str:
     """Return a clause that sums up the whole ladder."""
     row = unmasked(results)
-    peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
+    peer, climbed = ladder_baseline(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
     climb = f"the forward kernel climbs from {first} to {last} of {peer}'s speed"
     return f"In {len(climbed) - 1} changes, {climb}"
@@ -168,7 +171,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return a page about one change, with its purpose, hypothesis, diff and measurements, and the next rung."""
+    """Return a page about one change: its purpose, the hypothesis, the diff, the measurements, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -225,7 +228,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return text that lists two rungs' speeds on all recorded problems, and differences in their code and counters.
+    """Return text with the speeds of two rungs on all recorded problems, and how their code and counters differ.
 
     A counter is shown only if it changed by more than 10%.
     """

@@ -50,7 +50,10 @@ class Absent:
 
 
 def report(kernel: Any) -> dict[str, int]:
-    """Return the registers, stack bytes, spill and tensor-core instructions, and shared bytes of a compiled kernel."""
+    """Return the resources that a compiled kernel uses, and the counts of its spill and tensor-core instructions.
+
+    The resources are registers and bytes of stack per thread, and bytes of shared memory.
+    """
     numbers = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return numbers | dict(shared=kernel.metadata.shared)
 
@@ -59,8 +62,8 @@ def report(kernel: Any) -> dict[str, int]:
 def read(cubin: bytes) -> tuple[str, str]:
     """Return a cubin's resource usage, and its SASS with source-line annotations.
 
-    The NVIDIA tools that ship with Triton print both. The result is cached, because nvdisasm spends most of each run
-    starting up.
+    Two NVIDIA tools that ship with Triton print these texts. The result is cached because nvdisasm spends most of each
+    run starting up.
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -68,7 +71,7 @@ def read(cubin: bytes) -> tuple[str, str]:
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """Return the counts of report() for an NVIDIA binary, except the shared bytes."""
+    """Return the same counts as report() for an NVIDIA binary, except the bytes of shared memory."""
     usage, code = read(cubin)[0], disassembled(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -87,7 +90,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """Return the counts of report() for assembly code from the AMD compiler, except the shared bytes."""
+    """Return the same counts as report() for assembly code from the AMD compiler, except the bytes of shared memory."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])

@@ -17,7 +17,7 @@ LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False
 
 
 def alone(name: str) -> None:
-    """Print a rung's change, its errors, its compiled resources and, on a GPU, its time."""
+    """Print what a rung changes, how large its errors are, which resources it uses and, on a GPU, how long it takes."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in rung_diff.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
@@ -52,7 +52,10 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """Return the largest error divided by the largest value in `truth`, or infinity if x has other infinite entries."""
+    """Return the largest error divided by the largest value in `truth`.
+
+    Return infinity if x and `truth` are not infinite in the same places.
+    """
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf

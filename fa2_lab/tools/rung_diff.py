@@ -16,14 +16,14 @@ def source(rung: str) -> str:
 
 
 def code(rung: str) -> list[str]:
-    """Return the non-empty lines of a rung's file after the module docstring."""
+    """Return the non-empty lines of a rung's file that follow the module docstring."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
     return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Diff two rungs, ignoring indentation. Return a list of (difflib opcode, old lines, new lines) tuples."""
+    """Compare two rungs, ignoring indentation, and return a list of tuples (difflib opcode, old lines, new lines)."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
@@ -44,7 +44,7 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return the unchanged lines to show as context: the first few (unless the diff begins here) and the last few."""
+    """Return the unchanged lines that the diff shows: the last few and, unless the diff begins here, the first few."""
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]

@@ -1,4 +1,4 @@
-"""The tour, which runs every stage once on this machine and compares it with dense attention in float64."""
+"""The tour, which runs every stage on this machine and compares its results with dense attention in float64."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -27,7 +27,10 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
 class RandomHeads:
-    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), with true results from the examiner's dense attention."""
+    """Random q and dO of shape (1, heads, n, d), random k and v of shape (1, 1, n, d), and the true results.
+
+    The examiner's dense attention computes the true results.
+    """
 
     def __init__(self, n: int = N, heads: int = 1, causal: bool = False) -> None:
         draw = np.random.default_rng(0).standard_normal
@@ -54,7 +57,7 @@ class RandomHeads:
 
 
 PLAIN, HALF, GROUPED = RandomHeads(), RandomHeads(causal=True), RandomHeads(heads=2)
-SMALL = RandomHeads(n=128, causal=True)  # small, because the interpreter is slow
+SMALL = RandomHeads(n=128, causal=True)  # small because the interpreter is slow
 PROBLEMS = PLAIN, HALF, GROUPED, SMALL
 
 
@@ -69,9 +72,9 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the tour, which is one row of the table. `run(trace)` returns a list of pairs (computed, expected).
+    """One stage of the tour, which has one row in the table.
 
-    `run` is called `runs` times, and the last call is timed.
+    `run(trace)` returns a list of pairs (computed, expected). It is called `runs` times, and the last call is timed.
     """
 
     name: str
@@ -86,13 +89,13 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 
 def forward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
-    """Run the forward of a stage, and return pairs (computed, expected) for O and for L."""
+    """Run the forward pass of a stage, and return pairs (computed, expected) for O and L."""
     outputs = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
     return pairs(outputs, problem.right("O L"))
 
 
 def backward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
-    """Run a stage's backward, given the true O and L, and return pairs (computed, expected) for dQ, dK and dV."""
+    """Run the backward pass of a stage on the true O and L, and return pairs (computed, expected) for dQ, dK and dV."""
     given = *problem.qkv, *problem.right("O L"), problem.dO
     gradients = heads.backward(*given, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
     return pairs(gradients, problem.right("dQ dK dV"))
@@ -126,7 +129,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """Return pairs (formula's value, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
+    """Return pairs (formula's value, meter's count) for the HBM traffic and matmul FLOPs of a causal forward pass."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io_model.traffic(*what).total, io_model.operations(*what)["matmul"]
@@ -255,7 +258,7 @@ def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     """Run all stages, and print a table of the outcomes and what to do next. Return 1 if any stage fails, else 0."""
     print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
-        _ = problem.truth  # computed here so that it is not included in any stage's time
+        _ = problem.truth  # computed here so that no stage's time includes it
     print(HEADER)
     rows = []
     for stage in stages:

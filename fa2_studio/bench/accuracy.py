@@ -9,9 +9,9 @@ from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem, default_device, float64_gradients, relative_distance
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.recording import environment
 
-PARTS = ("O", "dQ", "dK", "dV")
+TENSORS = ("O", "dQ", "dK", "dV")
 PROTOCOL = (
     "For each tensor x (O, dQ, dK or dV), the error is ‖x − truth‖ / ‖truth‖. We compute the truth in float64 "
     "from the same 16-bit inputs. In the *normal* inputs, all numbers are drawn from N(0, 1). In the *outliers* "
@@ -54,7 +54,7 @@ INPUTS: dict[str, Callable[[Problem, torch.Generator], tuple[torch.Tensor, ...]]
 # Errors -------------------------------------------------------------------------------------------------------
 
 
-def grid() -> list[Problem]:
+def problems() -> list[Problem]:
     """Return problems with eight heads of 2,048 rows: d = 64 or 128, causal or not, in bf16 or fp16."""
     return [
         Problem(1, 8, 8, 2048, 2048, d, causal, dtype)
@@ -66,21 +66,26 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan one row for each combination of problem, kind of input and result (O, dQ, dK or dV)."""
-    jobs = [partial(measure_errors, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
+    jobs = [
+        partial(measure_errors, problem, tensor, kind)
+        for problem in problems()
+        for kind in INPUTS
+        for tensor in TENSORS
+    ]
     return Plan(Record("accuracy", environment(), PROTOCOL), jobs)
 
 
-def measure_errors(problem: Problem, part: str, kind: str) -> Measurement:
+def measure_errors(problem: Problem, tensor: str, kind: str) -> Measurement:
     """Measure the errors of one result (O, dQ, dK or dV), and return the row."""
     by_name, failed = errors_of_implementations(problem, kind)
-    properties = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
-    values = {name: [of_parts[part]] for name, of_parts in by_name.items()}
-    return Measurement(properties, part, values, failed, unit="relative error")
+    properties = problem.as_dict() | dict(rung=f"{tensor}, {kind}, {problem.dtype}")
+    values = {name: [of_tensors[tensor]] for name, of_tensors in by_name.items()}
+    return Measurement(properties, tensor, values, failed, unit="relative error")
 
 
 @cache
 def errors_of_implementations(
-    problem: Problem, kind: str, names: Sequence[str] = implementations.names("grid")
+    problem: Problem, kind: str, names: Sequence[str] = implementations.names("dense")
 ) -> tuple[dict, dict]:
     """Return {implementation: {result: error}}, and {implementation: reason} for those that could not be measured."""
     draw = torch.Generator(default_device()).manual_seed(0)
@@ -91,7 +96,7 @@ def errors_of_implementations(
     def errors_of(name: str) -> dict[str, float]:
         O = implementations.prepare(name, problem)(q, k, v)
         results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
-        return {part: relative_distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
+        return {tensor: relative_distance(x, y) for tensor, x, y in zip(TENSORS, results, right, strict=True)}
 
     return prepare_all({name: partial(errors_of, name) for name in names})
 
@@ -100,5 +105,5 @@ def float64_results(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:
     """Return O, dQ, dK and dV of all heads in float64."""
     last = k.shape[2] - q.shape[2]
     heads = zip(*(x.flatten(0, 1) for x in (q, k, v, dO)), strict=True)
-    parts = zip(*(float64_gradients(*head, last=last, causal=causal) for head in heads), strict=True)
-    return tuple(torch.stack(part).view(q.shape) for part in parts)
+    tensors = zip(*(float64_gradients(*head, last=last, causal=causal) for head in heads), strict=True)
+    return tuple(torch.stack(heads).view(q.shape) for heads in tensors)

@@ -14,8 +14,8 @@ from triton.experimental.gluon import language as gl
 
 from fa2_lab.records import Record
 from fa2_studio.bench.compare import Plan, measure_ceilings
-from fa2_studio.bench.protocol import describe_rested_timing, measure
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.protocol import describe_kernel_timing, measure_kernels
+from fa2_studio.bench.recording import environment
 
 REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK is a number of four-byte elements; each thread loads four of them at a time
 LOADS = 512  # number of blocks read by each worker
@@ -60,7 +60,7 @@ def run() -> Plan:
     out = torch.empty(workers, device="cuda")
     calls: dict = {size: partial(read, X, out, size, workers) for size in SIZES}
     calls["shared"] = read_shared(SMs)
-    timings = measure(calls, repeats=REPEATS)
+    timings = measure_kernels(calls, repeats=REPEATS)
     failed = {name: why for name, why in timings.items() if isinstance(why, str)}
     if failed:
         raise RuntimeError(f"bandwidth: {failed}")
@@ -72,7 +72,7 @@ def run() -> Plan:
         "DRAM TB/s": speed[IN_DRAM],
     } | measure_ceilings()
     over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
-    return Plan(Record("bandwidth", environment(), describe_rested_timing(REPEATS), bandwidths, curves=over_size))
+    return Plan(Record("bandwidth", environment(), describe_kernel_timing(REPEATS), bandwidths, curves=over_size))
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:

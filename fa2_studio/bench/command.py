@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fa2_lab.records import FOLDER, Record, load, path_of
 from fa2_lab.tools import files
-from fa2_studio.bench.registry import PARTS, SUITES
+from fa2_studio.bench.registry import LADDER_PARTS, SUITES
 
 
 def main(argv: list[str]) -> int:
@@ -29,46 +29,46 @@ def main(argv: list[str]) -> int:
         "--sustained", action="store_true", help="time calls without pauses, a second or more per implementation"
     )
     parser.add_argument(
-        "--part", action="append", choices=PARTS, help="of the ladder, measure only this part (repeatable)"
+        "--part", action="append", choices=LADDER_PARTS, help="of the ladder, measure only this part (repeatable)"
     )
     parser.add_argument(
         "--beside", type=Path, metavar="FILE.py", help="in the ladder, also time forward(q, k, v, causal) of this file"
     )
-    options = parser.parse_args(argv)
-    if options.results and not options.all and (options.folder or options.suite):
+    arguments = parser.parse_args(argv)
+    if arguments.results and not arguments.all and (arguments.folder or arguments.suite):
         raise ValueError("results: got a suite or a folder; without --all it takes neither")
-    if options.results:
-        from fa2_studio.bench import page
+    if arguments.results:
+        from fa2_studio.bench import results_page
 
-        if options.all:
-            print(page.site_page(options.folder), end="")
+        if arguments.all:
+            print(results_page.site_page(arguments.folder), end="")
         else:
-            page.write_pages()
+            results_page.write_pages()
         return 0
-    how = {name: value for name in ("sustained", "part", "beside") if (value := getattr(options, name))}
-    check_arguments(options.suite, how)
-    if not options.folder:
+    flags = {name: value for name in ("sustained", "part", "beside") if (value := getattr(arguments, name))}
+    check_arguments(arguments.suite, flags)
+    if not arguments.folder:
         files.checkout("bench without --folder")
-    folder = options.folder or FOLDER
+    folder = arguments.folder or FOLDER
     files.check_writable(folder, "bench")
-    for name in options.suite:
-        check_same_gpu(name, folder, how)
-    if len(options.suite) == 1:
-        return measure_suite(options.suite[0], folder, how)
-    return run_all(options.suite, folder, how)
+    for name in arguments.suite:
+        check_same_gpu(name, folder, flags)
+    if len(arguments.suite) == 1:
+        return measure_suite(arguments.suite[0], folder, flags)
+    return run_all(arguments.suite, folder, flags)
 
 
-def check_arguments(names: list[str], how: dict) -> None:
+def check_arguments(names: list[str], flags: dict) -> None:
     """Raise ValueError if a suite does not exist or cannot run here, before anything is measured."""
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
-    for option in how:
-        takes = [name for name in SUITES if option in SUITES[name].takes]
-        if not {*names} <= {*takes}:
-            raise ValueError(f"suite: got {', '.join(names)}; with --{option} it takes {', '.join(takes)}")
-    if "beside" in how and not how["beside"].is_file():
-        raise ValueError(f"beside: got {how['beside']}; it takes a file with forward(q, k, v, causal)")
+    for flag in flags:
+        accepting = [name for name in SUITES if flag in SUITES[name].flags]
+        if not {*names} <= {*accepting}:
+            raise ValueError(f"suite: got {', '.join(names)}; with --{flag} it takes {', '.join(accepting)}")
+    if "beside" in flags and not flags["beside"].is_file():
+        raise ValueError(f"beside: got {flags['beside']}; it takes a file with forward(q, k, v, causal)")
 
     import torch
 
@@ -79,23 +79,23 @@ def check_arguments(names: list[str], how: dict) -> None:
         raise ValueError(f"TRITON_OVERRIDE_ARCH: got {override!r}; the suite ampere alone takes sm80")
 
 
-def check_same_gpu(name: str, folder: Path, how: dict) -> None:
+def check_same_gpu(name: str, folder: Path, flags: dict) -> None:
     """Raise ValueError if a partial run would add its rows to a record from a different GPU."""
-    if how.keys() - {"beside"} and path_of(name, folder).exists():
-        from fa2_studio.bench.results import environment
+    if flags.keys() - {"beside"} and path_of(name, folder).exists():
+        from fa2_studio.bench.recording import environment
 
         here, there = environment()["gpu"], load(name, folder).machine["gpu"]
         if here != there:
             raise ValueError(f"folder: got {folder}, whose {name} is of an {there}; on an {here} it takes another")
 
 
-def run_all(names: list[str], folder: Path, how: dict) -> int:
+def run_all(names: list[str], folder: Path, flags: dict) -> int:
     """Run one suite after another. A suite that fails does not stop the next one, but Ctrl-C does."""
     from fa2_studio.bench.protocol import result_or_reason
 
     worst = 0
     for name in names:
-        status = result_or_reason(partial(measure_suite, name, folder, how))
+        status = result_or_reason(partial(measure_suite, name, folder, flags))
         if isinstance(status, str):
             print(f"{name}: {status}", flush=True)
             status = 1
@@ -105,24 +105,24 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
     return worst
 
 
-def measure_suite(name: str, folder: Path, how: dict) -> int:
+def measure_suite(name: str, folder: Path, flags: dict) -> int:
     """Measure one suite and save its record.
 
     Return 0 on success, 1 if a result of ours was wrong, or 130 after Ctrl-C.
     """
-    from fa2_studio.bench import record_page, results
+    from fa2_studio.bench import record_page, recording
     from fa2_studio.bench.compare import run_plan
 
-    module, function = SUITES[name].measure.split(":")
+    module, function = SUITES[name].planner.split(":")
     start = time.perf_counter()
-    measure = getattr(import_module(f"fa2_studio.bench.{module}"), function)
+    plan = getattr(import_module(f"fa2_studio.bench.{module}"), function)
     earlier = load(name, folder) if path_of(name, folder).exists() else None
 
     def keep(record: Record) -> Path:
         record = replace(record, made_by=f"python -m fa2_lab bench {name}")
-        return results.save_record(results.merge_records(earlier, record), folder)
+        return recording.save_record(recording.merge_records(earlier, record), folder)
 
-    measured = run_plan(measure(name, **how) if "sustained" in SUITES[name].takes else measure(**how), keep)
+    measured = run_plan(plan(name, **flags) if "sustained" in SUITES[name].flags else plan(**flags), keep)
     path = keep(measured)
     print(record_page.all_rows_tables(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)

@@ -18,8 +18,8 @@ from fa2_studio.bench.problem import (
     relative_error_of_O,
     sampled_gradients,
 )
-from fa2_studio.bench.protocol import Timing, measure, result_or_reason
-from fa2_studio.bench.results import problem_text
+from fa2_studio.bench.protocol import Timing, measure_kernels, result_or_reason
+from fa2_studio.bench.recording import problem_text
 
 DIRECTIONS = ("forward", "backward")
 # The largest ‖x − truth‖ / ‖truth‖ allowed in bf16, where x is O, dQ, dK or dV. Wrong results are far above it.
@@ -76,32 +76,32 @@ def describe_job(job: partial) -> str:
 # A row --------------------------------------------------------------------------------------------------------
 
 
-def prepare_all(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
+def prepare_all(prepare_by_name: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
     """Call each function, and return {name: result}, and {name: reason} for the functions that failed.
 
     A function fails if it raises an exception or returns a string. In the latter case, the string is the reason.
     """
-    prepared = {name: result_or_reason(prepare) for name, prepare in prepares.items()}
+    prepared = {name: result_or_reason(prepare) for name, prepare in prepare_by_name.items()}
     failed = {name: why for name, why in prepared.items() if isinstance(why, str)}
     return {name: call for name, call in prepared.items() if name not in failed}, failed
 
 
 def compare(
-    where: dict,
+    problem: dict,
     direction: str,
-    prepares: Mapping[str, Callable[[], Prepared]],
+    prepare_by_name: Mapping[str, Callable[[], Prepared]],
     flops: float = 0.0,
-    timing: Callable[[dict], dict] = measure,
+    timing: Callable[[dict], dict] = measure_kernels,
     unit: str = "ms",
 ) -> Measurement:
     """Time the implementations whose results are right, and return one row with all times and failures."""
-    calls, failed = prepare_all(prepares)
+    calls, failed = prepare_all(prepare_by_name)
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
     values = {name: t.numbers(scale=1e3 if unit.startswith("µs") else 1.0) for name, t in timed.items()}
     chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
-    return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
+    return Measurement(problem, direction, values, failed, unit, flops=flops, chip=chip)
 
 
 def prepare_checked_calls(
@@ -155,5 +155,5 @@ def timed_call(
 def measure_ceilings() -> dict[str, float]:
     """Measure the speed of a large matmul and of a large copy on this GPU, and return both."""
     (gemm, flops), (copy, moved) = dense.gemm_call(), dense.copy_call()
-    timings = measure(dict(gemm=gemm, copy=copy))
+    timings = measure_kernels(dict(gemm=gemm, copy=copy))
     return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}

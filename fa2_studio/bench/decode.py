@@ -22,23 +22,23 @@ from fa2_studio.bench.compare import (
     wrong_result_reason,
 )
 from fa2_studio.bench.problem import Problem, relative_distance
-from fa2_studio.bench.protocol import PROTOCOL, REPEATS, l2_reading_call, measure
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.protocol import PROTOCOL, REPEATS, l2_reading_call, measure_kernels
+from fa2_studio.bench.recording import environment
 
-ALONE = "reading alone"  # the name of a kernel that reads every byte of the cache and does nothing else
-PAGES = (16, 64, 256)  # page sizes in tokens
-FIXED = (1, 4, 16, 32)  # fixed numbers of splits
+PURE_READ = "reading alone"  # the name of a kernel that reads every byte of the cache and does nothing else
+PAGE_SIZES = (16, 64, 256)  # page sizes in tokens
+FIXED_SPLITS = (1, 4, 16, 32)  # fixed numbers of splits
 # The number of programs, too few to saturate memory, and the numbers of stages to try.
-ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)
-MORE = 3 * REPEATS  # more repetitions, because times differ by only a microsecond
-PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
+LONE_PROGRAMS, STAGES = 8, (2, 3, 4, 6)
+DECODE_REPEATS = 3 * REPEATS  # more repetitions, because times differ by only a microsecond
+PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{DECODE_REPEATS} repetitions")
 PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data to fill the L2 cache") + (
     " The *graph* rows show the same calls, replayed from a CUDA graph, and the *host* row shows the host time of one "
     "eager call."
 )
 
 
-def grid() -> list[Problem]:
+def problems() -> list[Problem]:
     """Return problems with one query, 32 query heads (mostly with 8 K/V heads), and caches of 34 MB to 2 GB."""
     shapes = [(1, 8192), (1, 32768), (1, 65536), (8, 16384), (32, 2048), (32, 8192)]
     few = [Problem(batch, 32, 8, 1, N, 128, causal=False) for batch, N in shapes]
@@ -47,19 +47,23 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan all rows. The ceilings and both curves are measured immediately."""
-    jobs = [partial(compare_implementations, problem) for problem in grid()]
-    jobs += [partial(compare_implementations, problem, "graph") for problem in grid()]
-    jobs += [partial(time_on_host, problem) for problem in grid()[:1]]
+    jobs = [partial(compare_implementations, problem) for problem in problems()]
+    jobs += [partial(compare_implementations, problem, "graph") for problem in problems()]
+    jobs += [partial(time_on_host, problem) for problem in problems()[:1]]
     jobs += [
-        partial(compare_page_sizes, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)
+        partial(compare_page_sizes, problem) for problem in problems() if problem.batch * problem.N_k in (65536, 262144)
     ][:2]
-    jobs += [partial(compare_lengths, problem) for problem in grid()[5:6]]
+    jobs += [partial(compare_lengths, problem) for problem in problems()[5:6]]
     shapes = product((4096, 16384, 65536), (1, 4, 16, 64))
     jobs += [partial(compare_splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
     copy = {"copy TB/s": measure_ceilings()["copy TB/s"]}
     return Plan(
         Record(
-            "decode", environment(), PROTOCOL, copy, curves=curve_by_programs(grid()[2]) | curve_by_stages(grid()[2])
+            "decode",
+            environment(),
+            PROTOCOL,
+            copy,
+            curves=curve_by_programs(problems()[2]) | curve_by_stages(problems()[2]),
         ),
         jobs,
     )
@@ -76,14 +80,14 @@ def compare_implementations(problem: Problem, what: str = "decode") -> Measureme
     from fa2_studio.bench import bandwidth  # it needs Triton
 
     q, k, v = problem.tensors()
-    prepares = {ALONE: lambda: bandwidth.read_call(torch.stack([k, v]))}
-    prepares |= prepare_checked_calls(problem, "forward", implementations.names("decode"), (q, k, v))
+    prepare_by_name = {PURE_READ: lambda: bandwidth.read_call(torch.stack([k, v]))}
+    prepare_by_name |= prepare_checked_calls(problem, "forward", implementations.names("decode"), (q, k, v))
 
     def replayed(prepare: Callable[[], Prepared]) -> Prepared:
         call = prepare()
         return call if what == "decode" or isinstance(call, str) else capture_graph(call)
 
-    return time_decode(problem, what, {name: partial(replayed, prepare) for name, prepare in prepares.items()})
+    return time_decode(problem, what, {name: partial(replayed, prepare) for name, prepare in prepare_by_name.items()})
 
 
 def capture_graph(call: Callable) -> Callable:
@@ -120,7 +124,7 @@ def compare_page_sizes(problem: Problem) -> Measurement:
         )
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
-    return time_decode(problem, "paged", calls | {f"page {page}": partial(prepared, page) for page in PAGES})
+    return time_decode(problem, "paged", calls | {f"page {page}": partial(prepared, page) for page in PAGE_SIZES})
 
 
 def shuffled_pages(k, v, page: int) -> tuple:
@@ -163,13 +167,13 @@ def compare_splits(problem: Problem) -> Measurement:
         return wrong_result_reason([relative_distance(call(), want)]) or call
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
-    return time_decode(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED})
+    return time_decode(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED_SPLITS})
 
 
-def time_decode(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
+def time_decode(problem: Problem, what: str, prepare_by_name: dict[str, Callable[[], Prepared]]) -> Measurement:
     """Time the calls whose results are right, and return their row in microseconds."""
-    timing = partial(measure, repeats=MORE, flushing=l2_reading_call)
-    return compare(problem_fields(problem), what, prepares, timing=timing, unit="µs")
+    timing = partial(measure_kernels, repeats=DECODE_REPEATS, flushing=l2_reading_call)
+    return compare(problem_fields(problem), what, prepare_by_name, timing=timing, unit="µs")
 
 
 def problem_fields(problem: Problem) -> dict:
@@ -189,7 +193,7 @@ def curve_by_programs(problem: Problem) -> dict[str, list[float]]:
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     programs_of = {n: n for n in counts} | {usual: None}
     calls = {n: partial(plan.decode, tensors, options, programs=programs_of[n]) for n in counts}
-    timings = measure(calls, flushing=l2_reading_call)
+    timings = measure_kernels(calls, flushing=l2_reading_call)
     return dict(programs=counts, microseconds=[1e3 * timings[n].median for n in counts], usual=[usual])
 
 
@@ -203,13 +207,13 @@ def curve_by_stages(problem: Problem) -> dict[str, list[float]]:
     from fa2_lab.kernels.launch import Launch
 
     tensors = Tensors(*problem.tensors())
-    usual = plan.prepare(tensors, Options(causal=False, scale=problem.d**-0.5), programs=ALONE_ON_AN_SM)
+    usual = plan.prepare(tensors, Options(causal=False, scale=problem.d**-0.5), programs=LONE_PROGRAMS)
 
     def with_stages(stages: int) -> Callable:
         options = usual.attend.options | dict(num_stages=stages)
         attend = Launch(usual.attend.kernel, usual.attend.grid, options, **usual.attend.arguments)
         return partial(replace(usual, attend=attend), tensors)
 
-    timings = measure({stages: with_stages(stages) for stages in STAGES}, flushing=l2_reading_call)
-    size = problem_fields(problem)["bytes"] / ALONE_ON_AN_SM
+    timings = measure_kernels({stages: with_stages(stages) for stages in STAGES}, flushing=l2_reading_call)
+    size = problem_fields(problem)["bytes"] / LONE_PROGRAMS
     return {"stages": [*STAGES], "GB/s of a program": [size / timings[n].median / 1e6 for n in STAGES]}

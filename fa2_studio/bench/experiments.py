@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder, triton_versions
 from fa2_lab.records import Record
-from fa2_studio.bench import results
+from fa2_studio.bench import recording
 from fa2_studio.bench.problem import Problem
 
-TWO = 110 * 1024  # bytes of shared memory per program that let two programs fit on an SM
+TWO_PROGRAMS = 110 * 1024  # bytes of shared memory per program that let two programs fit on an SM
 
 
 class Experiment(NamedTuple):
@@ -28,9 +28,9 @@ class Experiment(NamedTuple):
     """
 
     changes: dict[str, Any]
-    asks: str
-    expected: dict[tuple[int, bool, int], float | None]  # the speed relative to `against`
-    against: str  # a rung, or the name of another experiment
+    question: str
+    expected: dict[tuple[int, bool, int], float | None]  # the speed relative to `baseline`
+    baseline: str  # a rung, or the name of another experiment
     rung: str
 
 
@@ -50,7 +50,7 @@ TABLE = """
     Under the mask, tweak 1 does not help, because at 174 registers only two programs fit. Does it help with three?
 05 at 128 registers | maxnreg=128 | r03 | causal 64 1.07 |
     The same at d = 64, where a fourth program no longer fits on rung 05
-06 held to two programs | shared=TWO | r05 | causal 1.06 |
+06 held to two programs | shared=TWO_PROGRAMS | r05 | causal 1.06 |
     How much do rung 06's fewer instructions help under the mask, without the third program?
 07 at 168 registers | maxnreg=168 | | causal 1.2 |
     Under the mask, skipping tiles costs the third program. How much does it help to get it back?
@@ -68,7 +68,7 @@ TABLE = """
     If Triton and Gluon do the same work in the same order, does the language make a difference?
 15 with one stage, 8 heads | STAGES=1 | | few causal 0.66 |
     Do four programs also hide the copies if there are few heads?
-15 with one stage, two programs | STAGES=1, shared=TWO | 15 with one stage, 8 heads | few causal 1.1 |
+15 with one stage, two programs | STAGES=1, shared=TWO_PROGRAMS | 15 with one stage, 8 heads | few causal 1.1 |
     Do fewer programs per SM help if all row blocks start at once?
 14 with two stages | num_stages=2 | | full 64 ?, causal 64 ? |
     At d = 64, the barriers cost the fourth program. How much does it help to get it back?
@@ -98,17 +98,18 @@ TABLE = """
 
 def parse_experiment(line: str) -> tuple[str, Experiment]:
     """Parse a line of the table, and return the experiment's name and the experiment."""
-    name, changes, over, expected, asks = map(str.strip, line.split("|"))
+    name, changes, baseline, expected, question = map(str.strip, line.split("|"))
     pairs = (change.split("=") for change in changes.split(", "))
-    launch_options = {key: TWO if value == "TWO" else literal_eval(value) for key, value in pairs}
+    launch_options = {key: TWO_PROGRAMS if value == "TWO_PROGRAMS" else literal_eval(value) for key, value in pairs}
     factors = (shape.rsplit(" ", 1) for shape in expected.split(", "))
     ratios = {SHAPES[shape]: None if factor == "?" else float(factor) for shape, factor in factors}
     rung = launch_options.pop("rung", name[:2])
-    return name, Experiment(launch_options, asks, ratios, over or f"r{name[:2]}", rung)
+    return name, Experiment(launch_options, question, ratios, baseline or f"r{name[:2]}", rung)
 
 
 EXPERIMENTS = dict(map(parse_experiment, re.findall(r"^[^#\n].*(?:\n    .*)?", TABLE, re.M)))
-WAVES = {  # {rung: numbers of heads of 4,096 tokens}, for d = 128 without a mask, to show the waves of programs
+# {rung: numbers of heads of 4,096 tokens, which show the waves of programs}, for d = 128 without a mask.
+HEADS_FOR_WAVES = {
     "r02": (8, 12, 16, 24, 32),  # to see whether K and V of all heads fit in L2 at the same time
     **dict.fromkeys(("r03", "r05", "r07", "r09"), (1, 2, 4, 6, 8, 12, 16, 20)),
 }
@@ -155,20 +156,21 @@ class AlteredKernel:
 
 def name_of_baseline(name: str) -> str:
     """Return the full name of the rung, or the name of the experiment, that serves as an experiment's baseline."""
-    other = EXPERIMENTS[name].against
+    other = EXPERIMENTS[name].baseline
     return other if other in EXPERIMENTS else ladder.find(other)
 
 
 def problems_to_time() -> dict[Problem, list[str]]:
     """Return {problem: names to time}.
 
-    These are the names of the experiments on the problem, each preceded by its baseline, and of the rungs in WAVES.
+    These are the names of the experiments on the problem, each preceded by its baseline, and of the rungs in
+    HEADS_FOR_WAVES.
     """
     names_of: dict[Problem, dict[str, None]] = {}
     for name, experiment in EXPERIMENTS.items():
         for shape in experiment.expected:
             names_of.setdefault(problem_of(*shape), {}).update({name_of_baseline(name): None, name: None})
-    for rung, head_counts in WAVES.items():
+    for rung, head_counts in HEADS_FOR_WAVES.items():
         for heads in head_counts:
             names_of.setdefault(problem_of(128, causal=False, heads=heads), {})[ladder.find(rung)] = None
     return {problem: list(names) for problem, names in names_of.items()}
@@ -200,6 +202,6 @@ def table(record: Record) -> list[str]:
         for (d, causal, heads), expected in experiment.expected.items():
             numbers = (expected, ratio(record, name, d, causal, heads))
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
-            lines.append([name, experiment.asks, experiment.against, f"{d}, {heads}{', causal' * causal}", *cells])
+            lines.append([name, experiment.question, experiment.baseline, f"{d}, {heads}{', causal' * causal}", *cells])
     columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
-    return results.markdown_table(columns, lines)
+    return recording.markdown_table(columns, lines)

@@ -10,15 +10,15 @@ from fa2_studio.bench.peers import dense, flex, hopper, packed
 from fa2_studio.bench.problem import Problem
 
 Prepare = Callable[[Problem], dense.Attend]
-SAME_BITS = " deterministic"  # suffix for the name of an implementation that must be deterministic
+DETERMINISTIC_SUFFIX = " deterministic"  # suffix for the name of an implementation that must be deterministic
 
 
 @dataclass(frozen=True)
 class Implementation:
     """An implementation: how to prepare each kind of call, and the suites of dense problems that include it.
 
-    A field is None if the implementation does not support that kind of call. "grid" stands for every suite over a grid
-    of problems, and "sustained" stands for the same suites without pauses.
+    A field is None if the implementation does not support that kind of call. "dense" stands for every suite of dense
+    problems, and "sustained" stands for the same suites without pauses.
     """
 
     dense: Prepare | None = None
@@ -30,7 +30,7 @@ class Implementation:
     compiles: bool = False  # if compilation takes seconds per shape, it is done before anything is timed
 
 
-def dao(module: str, distribution: str, suites: str, **kinds) -> Implementation:
+def dao_package(module: str, distribution: str, suites: str, **kinds) -> Implementation:
     """Return one of Dao's packages, such as flash_attn, as an implementation."""
     deterministic = partial(dense.package, module=module, deterministic=True)
     return Implementation(
@@ -38,61 +38,71 @@ def dao(module: str, distribution: str, suites: str, **kinds) -> Implementation:
     )
 
 
-EVERYWHERE = "grid sustained sweep decode ladder train"
+EVERYWHERE = "dense sustained sweep decode ladder train"
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "fa2_lab": Implementation(
         dense.ours, EVERYWHERE + " masks bias deterministic smoke", packed=packed.ours, compiles=True
     ),
     "fa2_lab portable": Implementation(
-        partial(dense.ours, backend="portable"), "grid masks bias train ampere", compiles=True
+        partial(dense.ours, backend="portable"), "dense masks bias train ampere", compiles=True
     ),
     "fa2_lab padded": Implementation(packed=packed.padded_attention),
     "fa2_lab reference": Implementation(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Implementation(dense.plain, "smoke"),
     "torch flash": Implementation(
-        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "grid deterministic decode train ampere"
+        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "dense deterministic decode train ampere"
     ),
     "cuDNN": Implementation(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Implementation(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Implementation(packed=packed.torch_varlen),
-    "FlexAttention": Implementation(flex.flex, "grid masks bias", compiles=True),
-    "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=partial(packed.package, module="flash_attn")),
-    "FlashAttention-3": dao(
+    "FlexAttention": Implementation(flex.flex, "dense masks bias", compiles=True),
+    "flash_attn": dao_package("flash_attn", "flash-attn", "dense", packed=partial(packed.package, module="flash_attn")),
+    "FlashAttention-3": dao_package(
         "flash_attn_interface",
         "flash_attn_3",
         EVERYWHERE + " masks deterministic",
         decode=dense.flash3_cache,
         packed=partial(packed.package, module="flash_attn_interface"),
     ),
-    "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained sweep deterministic", compiles=True),
-    "ThunderKittens": Implementation(hopper.thunder_kittens, "grid sustained", distribution=hopper.KITTENS),
-    "TileLang": Implementation(hopper.tilelang, "grid sustained", distribution="tilelang", compiles=True),
-    "TLX": Implementation(hopper.tlx, "grid sustained", distribution="fbtriton"),
+    "FlashAttention-4": dao_package(
+        "flash_attn.cute", "flash-attn-4", "dense sustained sweep deterministic", compiles=True
+    ),
+    "ThunderKittens": Implementation(hopper.thunder_kittens, "dense sustained", distribution=hopper.KITTENS),
+    "TileLang": Implementation(hopper.tilelang, "dense sustained", distribution="tilelang", compiles=True),
+    "TLX": Implementation(hopper.tlx, "dense sustained", distribution="fbtriton"),
 }
 
 
 def names(*suites: str) -> tuple[str, ...]:
     """Return the names of the implementations that take part in any of these suites.
 
-    For "deterministic", each name is followed by the same name with the suffix SAME_BITS.
+    For "deterministic", each name is followed by the same name with the suffix DETERMINISTIC_SUFFIX.
     """
-    chosen = [name for name, who in IMPLEMENTATIONS.items() if set(suites) & set(who.suites.split())]
-    return tuple(name + mode for name in chosen for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
+    chosen = [
+        name for name, implementation in IMPLEMENTATIONS.items() if set(suites) & set(implementation.suites.split())
+    ]
+    return tuple(
+        name + mode for name in chosen for mode in (("", DETERMINISTIC_SUFFIX) if "deterministic" in suites else ("",))
+    )
 
 
 def prepare(name: str, problem: Problem) -> dense.Attend:
-    """Return an implementation's attention function for a problem, deterministic if its name ends with SAME_BITS."""
-    who = IMPLEMENTATIONS[name.removesuffix(SAME_BITS)]
-    if name.endswith(SAME_BITS):
-        return (who.deterministic or dense.deterministic(who.dense))(problem)
-    return (who.decode if who.decode and problem.N_q == 1 else who.dense)(problem)
+    """Return an implementation's attention function for a problem. The suffix in its name makes it deterministic."""
+    implementation = IMPLEMENTATIONS[name.removesuffix(DETERMINISTIC_SUFFIX)]
+    if name.endswith(DETERMINISTIC_SUFFIX):
+        return (implementation.deterministic or dense.deterministic(implementation.dense))(problem)
+    return (implementation.decode if implementation.decode and problem.N_q == 1 else implementation.dense)(problem)
 
 
-def preparing(kind: str) -> dict[str, Callable]:
-    """Return {name: value of the field `kind`} for all implementations that set this field."""
-    return {name: getattr(who, kind) for name, who in IMPLEMENTATIONS.items() if getattr(who, kind)}
+def values_of(field: str) -> dict[str, Callable]:
+    """Return {name: value of the field `field`} for all implementations that set this field."""
+    return {
+        name: getattr(implementation, field)
+        for name, implementation in IMPLEMENTATIONS.items()
+        if getattr(implementation, field)
+    }
 
 
-def peers(names: Iterable[str]) -> list[str]:
+def peers_among(names: Iterable[str]) -> list[str]:
     """Return those of the names that belong to other packages, in the order of the table."""
     return [name for name in IMPLEMENTATIONS if name in set(names) and not name.startswith("fa2_lab")]

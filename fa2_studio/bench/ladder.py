@@ -18,18 +18,18 @@ from fa2_studio.bench.compare import Plan, compare, measure_ceilings, wrong_resu
 from fa2_studio.bench.peers import dense
 from fa2_studio.bench.precompile import run_in_processes
 from fa2_studio.bench.problem import Problem, relative_error_of_gradients, relative_error_of_O, sampled_gradients
-from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, measure_sustained
-from fa2_studio.bench.registry import PARTS
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED_PROTOCOL, measure_kernels, measure_sustained
+from fa2_studio.bench.recording import environment
+from fa2_studio.bench.registry import LADDER_PARTS
 
-OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # rows that time these rungs over N have this direction
+OVER_N, RUNGS_OVER_N = "over N", ladder.RUNGS[:2]  # the direction of the rows that time these rungs over N
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 # The problem with which the table begins, and for which the counters are read.
-MAIN = Problem.square(4096, 128, causal=False)
-WARPS = Problem.square(4096, 64, causal=False)  # the problem on which the side rungs s00 and s01 are timed
+MAIN_PROBLEM = Problem.square(4096, 128, causal=False)
+SIDE_PROBLEM = Problem.square(4096, 64, causal=False)  # the problem on which the side rungs s00 and s01 are timed
 
 
-def grid() -> list[Problem]:
+def problems() -> list[Problem]:
     """Return problems with 16,384 tokens and hidden size 2,048, and problems with eight heads, for each d and mask."""
     squares = [Problem.square(4096, d, causal) for d in (128, 64) for causal in (False, True)]
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
@@ -37,44 +37,49 @@ def grid() -> list[Problem]:
 
 def names_to_time(problem: Problem) -> tuple[str, ...]:
     """Return the names of every rung and of the implementations in the suite, which include attention()."""
-    return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + implementations.names("ladder")
+    return ladder.RUNGS + (ladder.SIDE if problem == SIDE_PROBLEM else ()) + implementations.names("ladder")
 
 
-COUNTED = {
-    WARPS: ("r09_free_loads", *ladder.SIDE),
-    MAIN: names_to_time(MAIN),
+NAMES_TO_COUNT = {
+    SIDE_PROBLEM: ("r09_free_loads", *ladder.SIDE),
+    MAIN_PROBLEM: names_to_time(MAIN_PROBLEM),
 }  # {problem: names whose counters are read}
 
 
-def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
+def run(beside: Path | None = None, part: Sequence[str] = LADDER_PARTS) -> Plan:
     """Time every rung on every problem, run the experiments, and read the hardware counters.
 
     `beside` is a file that defines one more implementation, forward(q, k, v, causal), which returns O or a tuple that
     begins with O.
     """
-    down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
+    main_problems = [replace(MAIN_PROBLEM, causal=causal) for causal in (False, True)]
     experiments_of = experiments.problems_to_time()
-    side = [(rung, WARPS) for rung in ladder.SIDE]
+    side = [(rung, SIDE_PROBLEM) for rung in ladder.SIDE]
     compiling = {
-        "rungs": [*((rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()), *side],  # the slowest first
+        "rungs": [
+            *((rung, problem) for rung in ladder.RUNGS[::-1] for problem in problems()),
+            *side,
+        ],  # the slowest first
         "experiments": [(name, problem) for problem, names in experiments_of.items() for name in names],
-        "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
+        "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in main_problems],
     }
     jobs = {
-        "rungs": [partial(time_kernels, p, "forward", names_to_time(p), beside=beside) for p in grid()],
+        "rungs": [partial(time_kernels, p, "forward", names_to_time(p), beside=beside) for p in problems()],
         "experiments": [
             partial(time_kernels, problem, "experiments", names) for problem, names in experiments_of.items()
         ],
-        "lengths": [partial(time_kernels, Problem.square(N, 128, causal=False), OVER_N, ALONE) for N in LENGTHS],
+        "lengths": [partial(time_kernels, Problem.square(N, 128, causal=False), OVER_N, RUNGS_OVER_N) for N in LENGTHS],
         "sustained": [
             partial(time_kernels, p, "forward", names_to_time(p), beside=beside, timing=measure_sustained)
-            for p in down_here
+            for p in main_problems
         ],
-        "backward": [partial(time_backward, problem, "backward") for problem in down_here],
-        "counters": [partial(measure_counters, problem, name) for problem, names in COUNTED.items() for name in names],
+        "backward": [partial(time_backward, problem, "backward") for problem in main_problems],
+        "counters": [
+            partial(measure_counters, problem, name) for problem, names in NAMES_TO_COUNT.items() for name in names
+        ],
     }
     run_in_processes(call_once, [call for name in part for call in compiling.get(name, ())])
-    record = Record("ladder", environment(), PROTOCOL, measure_ceilings(), sustained_protocol=SUSTAINED)
+    record = Record("ladder", environment(), PROTOCOL, measure_ceilings(), sustained_protocol=SUSTAINED_PROTOCOL)
     sustained = jobs.pop("sustained") if "sustained" in part else ()
     return Plan(record, [job for name in jobs if name in part for job in jobs[name]], sustained)
 
@@ -98,13 +103,19 @@ def forward_call(problem: Problem, name: str | Path, tensors: Sequence[torch.Ten
 
 
 def time_kernels(
-    problem: Problem, direction: str, names: Sequence[str], beside: Path | None = None, timing: Callable = measure
+    problem: Problem,
+    direction: str,
+    names: Sequence[str],
+    beside: Path | None = None,
+    timing: Callable = measure_kernels,
 ) -> Measurement:
     """Time rungs, experiments and implementations on one problem, alternating or each for a second."""
     tensors = problem.tensors()
     every = {name: name for name in names} | ({beside.stem: beside} if beside else {})
-    makers = {name: partial(forward_call, problem, who, tensors) for name, who in every.items()}
-    return time_checked(problem, direction, makers, lambda O: relative_error_of_O(O, *tensors, problem.causal), timing)
+    prepare_by_name = {name: partial(forward_call, problem, who, tensors) for name, who in every.items()}
+    return time_checked(
+        problem, direction, prepare_by_name, lambda O: relative_error_of_O(O, *tensors, problem.causal), timing
+    )
 
 
 def time_backward(problem: Problem, direction: str) -> Measurement:
@@ -119,25 +130,27 @@ def time_backward(problem: Problem, direction: str) -> Measurement:
         kept = implementations.prepare(name, problem)(q, k, v)
         return partial(torch.autograd.grad, kept, (q, k, v), dO, retain_graph=True)
 
-    makers = {rung: lambda rung=rung: partial(ladder.load(rung).backward, *given) for rung in ladder.BACKWARD}
-    makers |= {name: partial(ours, name) for name in ("fa2_lab portable", "fa2_lab")}
-    return time_checked(problem, direction, makers, lambda gradients: relative_error_of_gradients(gradients, truth))
+    prepare_by_name = {rung: lambda rung=rung: partial(ladder.load(rung).backward, *given) for rung in ladder.BACKWARD}
+    prepare_by_name |= {name: partial(ours, name) for name in ("fa2_lab portable", "fa2_lab")}
+    return time_checked(
+        problem, direction, prepare_by_name, lambda gradients: relative_error_of_gradients(gradients, truth)
+    )
 
 
 def time_checked(
     problem: Problem,
     direction: str,
-    makers: Mapping[str, Callable[[], Callable]],
+    prepare_by_name: Mapping[str, Callable[[], Callable]],
     error_of: Callable,
-    timing: Callable = measure,
+    timing: Callable = measure_kernels,
 ) -> Measurement:
-    """Check and time the calls that the functions in `makers` return, and return their row."""
+    """Check and time the calls that the functions in `prepare_by_name` return, and return their row."""
 
-    def checked(make: Callable[[], Callable]):
-        call = make()
+    def checked(prepare: Callable[[], Callable]):
+        call = prepare()
         return wrong_result_reason([error_of(call())]) or call
 
-    prepared = {name: partial(checked, make) for name, make in makers.items()}
+    prepared = {name: partial(checked, prepare) for name, prepare in prepare_by_name.items()}
     flops = problem.flops("backward" if direction == "backward" else "forward")
     return compare(problem.as_dict(), direction, prepared, flops, timing)
 
@@ -152,9 +165,9 @@ def measure_counters(problem: Problem, rung: str) -> Measurement:
 
 @cache
 def counters_of(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
-    """Return ({name: counters}, "") for the names in COUNTED[problem], or ({}, reason) if ncu fails."""
+    """Return ({name: counters}, "") for the names in NAMES_TO_COUNT[problem], or ({}, reason) if ncu fails."""
     try:
-        return counters.read_counters(__name__, problem, COUNTED[problem]), ""
+        return counters.read_counters(__name__, problem, NAMES_TO_COUNT[problem]), ""
     except RuntimeError as failure:
         return {}, str(failure)
 

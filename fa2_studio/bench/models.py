@@ -11,11 +11,11 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import environment, installed_version
+from fa2_studio.bench.recording import environment, installed_version
 from fa2_studio.bench.train import batches, training_losses
 
 NAMES = ("eager", "sdpa", "flex_attention", "fa2_lab")  # as transformers calls them
-CONTEXT, BATCH, STEPS, RATE = 32, 2, 31, 1e-2
+CONTEXT, BATCH, STEPS, LEARNING_RATE = 32, 2, 31, 1e-2
 SIZES = dict(vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16)
 HEADS = dict(num_attention_heads=2, num_key_value_heads=1)
 PROBLEM = Problem(BATCH, *HEADS.values(), CONTEXT, CONTEXT, SIZES["head_dim"], causal=True, dtype="float32")
@@ -35,7 +35,8 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
     model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attn_implementation=implementation)).to(device)
     data = batches(steps, BATCH, CONTEXT, device)
     return [
-        loss.item() for loss in training_losses(model, lambda model, batch: model(batch, labels=batch).loss, RATE, data)
+        loss.item()
+        for loss in training_losses(model, lambda model, batch: model(batch, labels=batch).loss, LEARNING_RATE, data)
     ]
 
 

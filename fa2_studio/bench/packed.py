@@ -18,8 +18,8 @@ from fa2_studio.bench.problem import (
     relative_error_of_O,
     sampled_gradients,
 )
-from fa2_studio.bench.protocol import PROTOCOL, measure
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.protocol import PROTOCOL, measure_kernels
+from fa2_studio.bench.recording import environment
 
 LENGTHS = tuple(range(100, 4001, 260))  # of sixteen sequences
 ONE_LONG = 60 * (100,) + (16384,)
@@ -31,7 +31,7 @@ WHAT = (
 )
 
 
-def grid(lengths: Sequence[int]) -> list[Problem]:
+def problems(lengths: Sequence[int]) -> list[Problem]:
     """Return problems with a hidden dimension of 2,048, divided into heads of d = 64 or d = 128."""
     N = max(lengths)
     return [Problem(len(lengths), 2048 // d, 2048 // d, N, N, d, causal=True) for d in (64, 128)]
@@ -42,7 +42,7 @@ def run() -> Plan:
     jobs = [
         partial(time_packed, problem, direction, lengths)
         for lengths in (LENGTHS, ONE_LONG, DOCUMENTS)
-        for problem in grid(lengths)
+        for problem in problems(lengths)
         for direction in DIRECTIONS
     ]
     return Plan(Record("packed", environment(), f"{PROTOCOL} {WHAT}", measure_ceilings()), jobs)
@@ -55,7 +55,7 @@ def packed_flops(problem: Problem, lengths: Sequence[int], direction: str) -> fl
 
 
 def time_packed(
-    problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure
+    problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure_kernels
 ) -> Measurement:
     """Time all implementations whose answer for the last sequence is right, and return their row."""
     one_after_the_other = replace(problem, batch=1, N_q=sum(lengths), N_k=sum(lengths))
@@ -64,8 +64,10 @@ def time_packed(
     def prepared(prepare: Callable) -> Prepared:
         return checked_packed_call(prepare(lengths, given), direction)
 
-    prepares = {name: partial(prepared, prepare) for name, prepare in implementations.preparing("packed").items()}
-    return compare(problem.as_dict(), direction, prepares, packed_flops(problem, lengths, direction), timing)
+    prepare_by_name = {
+        name: partial(prepared, prepare) for name, prepare in implementations.values_of("packed").items()
+    }
+    return compare(problem.as_dict(), direction, prepare_by_name, packed_flops(problem, lengths, direction), timing)
 
 
 def checked_packed_call(call: Packed, direction: str) -> Prepared:

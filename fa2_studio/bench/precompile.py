@@ -18,12 +18,12 @@ from fa2_studio.bench import implementations
 from fa2_studio.bench.problem import Problem
 
 
-def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implementations.names("grid")) -> None:
+def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implementations.names("dense")) -> None:
     """Call each implementation that needs compiling once per problem, in other processes. Failures are ignored.
 
     The measuring process will encounter the same failure and record it.
     """
-    compiling = [name for name in names if name in implementations.preparing("compiles")]
+    compiling = [name for name in names if name in implementations.values_of("compiles")]
     run_in_processes(call_once, [(problem, name) for name in compiling for problem in problems])
 
 

@@ -86,8 +86,8 @@ class Problem:
 
 # Right or wrong -----------------------------------------------------------------------------------------------
 
-MOST = 2**26  # the most float64 elements of P to compute at a time (512 MiB)
-FEW = 64  # number of rows and keys to check, enough to tell right from wrong
+MAX_P_ELEMENTS = 2**26  # the most float64 elements of P to compute at a time (512 MiB)
+SAMPLE = 64  # number of rows and keys to check, enough to tell right from wrong
 
 
 def float64_attention(
@@ -124,27 +124,27 @@ def mask_of_head(head: int, mask: dict) -> dict:
     return {own.get(name, name): x[head].double() if name in own else x for name, x in mask.items()}
 
 
-def sampled_gradients(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
+def sampled_gradients(q, k, v, dO, causal: bool, sample: int = SAMPLE, **mask) -> tuple[torch.Tensor, ...]:
     """Return dQ for the last rows of the last head, and dK and dV for the first keys of the last K/V head.
 
-    All three are in float64 and contain `few` rows or keys.
+    All three are in float64 and contain `sample` rows or keys.
     """
-    group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
+    group, chunk = q.shape[1] // k.shape[1], max(sample, MAX_P_ELEMENTS // k.shape[2])
     k, v = k[-1, -1], v[-1, -1]
-    dK, dV = (torch.zeros(x[:few].shape, dtype=torch.float64, device=x.device) for x in (k, v))
+    dK, dV = (torch.zeros(x[:sample].shape, dtype=torch.float64, device=x.device) for x in (k, v))
     for head in range(q.shape[1] - group, q.shape[1]):
         for first in range(0, q.shape[2], chunk):
             q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
             mask_arguments = dict(last=first + len(k) - q.shape[2], causal=causal, **mask_of_head(head, mask))
             _, dQ, dK_i, dV_i = float64_gradients(q_i, k, v, dO_i, **mask_arguments)
-            dK += dK_i[:few]
-            dV += dV_i[:few]
-    return dQ[-few:], dK, dV
+            dK += dK_i[:sample]
+            dV += dV_i[:sample]
+    return dQ[-sample:], dK, dV
 
 
 def relative_error_of_O(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
     """Return ‖O − truth‖ / ‖truth‖ for the last rows of the last head, where the truth is computed in float64."""
-    O, q = (x.detach()[-1, -1, -FEW:] for x in (O, q))
+    O, q = (x.detach()[-1, -1, -SAMPLE:] for x in (O, q))
     q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
     return relative_distance(
         O, float64_attention(q, k, v, last=len(k) - len(q), causal=causal, **mask_of_head(-1, mask))

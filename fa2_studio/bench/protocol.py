@@ -1,9 +1,9 @@
-"""Time calls with CUDA events in one of three ways: rested, sustained or repeated. Each begins with a warm-up.
+"""Time calls with CUDA events in one of three ways: kernel only, sustained or repeated. Each begins with a warm-up.
 
-Rested timing (`measure`) uses pauses and a cold L2 cache, and alternates between the implementations so that drift
-affects them alike. Sustained timing (`measure_sustained`) runs one implementation after another without pauses.
-Repeated timing (`measure_repeated`) makes a few calls in a row, so host time counts if it exceeds the GPU's time.
-`measure_host_time` measures host time alone.
+Kernel-only timing (`measure_kernels`) uses pauses and a cold L2 cache, and alternates between the implementations so
+that drift affects them alike. Sustained timing (`measure_sustained`) runs one implementation after another without
+pauses. Repeated timing (`measure_repeated`) makes a few calls in a row, so host time counts if it exceeds the GPU's
+time. `measure_host_time` measures host time alone.
 """
 
 import random
@@ -23,8 +23,8 @@ REPEATS, WARM_UP = 20, 3
 HEAD_START = 3_000_000  # number of clock cycles (about 1.5 ms) that keep the GPU busy while the host launches a call
 
 
-def describe_rested_timing(repeats: int) -> str:
-    """Return a description of how `measure` times calls."""
+def describe_kernel_timing(repeats: int) -> str:
+    """Return a description of how `measure_kernels` times calls."""
     return (
         f"We measure {repeats} repetitions with CUDA events, after {WARM_UP} warm-up calls, and report the median. "
         "Each repetition runs the implementations in a new random order, so that no implementation always runs after "
@@ -33,26 +33,27 @@ def describe_rested_timing(repeats: int) -> str:
     )
 
 
-PROTOCOL = describe_rested_timing(REPEATS)
-SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # seconds per turn, per timed interval, and of the discarded beginning
-SUSTAINED = (
+PROTOCOL = describe_kernel_timing(REPEATS)
+SUSTAINED_SECONDS = 1.0  # for each implementation
+CHUNK_SECONDS, SETTLE_SECONDS = 0.05, 0.3  # of a timed interval, and of the discarded beginning
+SUSTAINED_PROTOCOL = (
     "On each problem, the implementations run one after another in random order, and each of them runs for at least "
-    f"{SECONDS:g} s without a pause. We discard the first {SETTLE:g} s, divide the rest into intervals of "
-    f"{1e3 * CHUNK:g} ms, measure these intervals with CUDA events, and report the median. We do not overwrite the L2 "
-    "cache. While the calls run, nvidia-smi reports the clock, the power and other values, and we record their "
-    "medians. Before the timing starts, we check every result."
+    f"{SUSTAINED_SECONDS:g} s without a pause. We discard the first {SETTLE_SECONDS:g} s, divide the rest into "
+    f"intervals of {1e3 * CHUNK_SECONDS:g} ms, measure these intervals with CUDA events, and report the median. We do "
+    "not overwrite the L2 cache. While the calls run, nvidia-smi reports the clock, the power and other values, and we "
+    "record their medians. Before the timing starts, we check every result."
 )
-TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
-REPEATED = (
-    f"We measure {IN_A_ROW} calls in a row with CUDA events, so the host time between the calls counts. "
-    f"In each of {FEW} rounds, the implementations take turns in a new random order, and we report the median. "
+HOST_ROUNDS, REPEATED_ROUNDS, HOST_WARM_UP, CALLS_IN_A_ROW = 15, 5, 5, 20
+REPEATED_PROTOCOL = (
+    f"We measure {CALLS_IN_A_ROW} calls in a row with CUDA events, so the host time between the calls counts. In each "
+    f"of {REPEATED_ROUNDS} rounds, the implementations take turns in a new random order, and we report the median. "
     "PyTorch's backend is chosen before the clock starts. Before the timing starts, we check every result."
 )
 HOST_PROTOCOL = (
-    "On the host, we measure how many microseconds a call takes to return. In each turn, we average "
-    f"{IN_A_ROW} calls in a row, after {BEFORE} warm-up calls that do not count. The implementations alternate, and we "
-    f"report the median of {TURNS} such turns. PyTorch's backend is chosen before the clock starts. Before the timing "
-    "starts, we check every result."
+    f"On the host, we measure how many microseconds a call takes to return. In each turn, we average {CALLS_IN_A_ROW} "
+    f"calls in a row, after {HOST_WARM_UP} warm-up calls that do not count. The implementations alternate, and we "
+    f"report the median of {HOST_ROUNDS} such turns. PyTorch's backend is chosen before the clock starts. Before the "
+    "timing starts, we check every result."
 )
 
 
@@ -83,7 +84,7 @@ def l2_reading_call() -> Callable[[], object]:
     return torch.zeros(l2_bytes() // 2, dtype=torch.float32, device="cuda").amax
 
 
-def measure(
+def measure_kernels(
     calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = l2_overwriting_call
 ) -> dict[str, Timing | str]:
     """Return a Timing for each call, or the reason that it could not be timed."""
@@ -103,12 +104,12 @@ def measure(
     return failed | {name: timing_of([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
 
 
-def names_in_random_order(names: list[str], turns: int) -> list[str]:
-    """Return all names once per turn, each turn in a random order.
+def names_in_random_order(names: list[str], rounds: int) -> list[str]:
+    """Return all names once per round, each round in a random order.
 
     The order is random because the clock is higher after a pause or after a call that used little power.
     """
-    return [name for turn in range(turns) for name in random.Random(turn).sample(names, len(names))]
+    return [name for n in range(rounds) for name in random.Random(n).sample(names, len(names))]
 
 
 def measure_sustained(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
@@ -121,13 +122,13 @@ def measure_sustained(calls: dict[str, Callable[[], object]]) -> dict[str, Timin
 
 
 def time_without_pause(call: Callable[[], object], meter: PowerMeter) -> Timing:
-    """Time a call in chunks of CHUNK seconds, and return the Timing of one call.
+    """Time a call in chunks of CHUNK_SECONDS seconds, and return the Timing of one call.
 
     The host waits for a chunk only after it has launched the next two, so the GPU never runs out of work.
     """
-    calls_per_chunk = max(1, round(1e3 * CHUNK / milliseconds_per_call(call, 3)))
+    calls_per_chunk = max(1, round(1e3 * CHUNK_SECONDS / milliseconds_per_call(call, 3)))
     marks, begun = [record_event()], time.perf_counter()
-    while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
+    while time.perf_counter() - begun < SETTLE_SECONDS + SUSTAINED_SECONDS or len(marks) < 4:
         for _ in range(calls_per_chunk):
             call()
         marks.append(record_event())
@@ -137,10 +138,12 @@ def time_without_pause(call: Callable[[], object], meter: PowerMeter) -> Timing:
     torch.cuda.synchronize()
     pieces = [first.elapsed_time(last) for first, last in pairwise(marks)]
     settled = [
-        piece / calls_per_chunk for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE
+        piece / calls_per_chunk
+        for piece, after in zip(pieces, accumulate(pieces), strict=True)
+        if after > 1e3 * SETTLE_SECONDS
     ]
     timing = timing_of(settled) if len(settled) > 1 else timing_of([piece / calls_per_chunk for piece in pieces])
-    return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
+    return replace(timing, chip=tuple(meter.between(begun + SETTLE_SECONDS, ended)))
 
 
 def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
@@ -150,10 +153,10 @@ def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing
     """
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
-    for name in names_in_random_order([*times], FEW):
+    for name in names_in_random_order([*times], REPEATED_ROUNDS):
         bare, context = call_and_context(calls[name])
         with context():
-            times[name].append(milliseconds_per_call(bare, IN_A_ROW))
+            times[name].append(milliseconds_per_call(bare, CALLS_IN_A_ROW))
     return failed | {name: timing_of(taken) for name, taken in times.items()}
 
 
@@ -216,21 +219,24 @@ def l2_bytes() -> int:
 
 
 def measure_host_time(
-    calls: dict[str, Callable[[], object]], turns: int = TURNS, before: int = BEFORE, in_a_row: int = IN_A_ROW
+    calls: dict[str, Callable[[], object]],
+    rounds: int = HOST_ROUNDS,
+    warm_up_calls: int = HOST_WARM_UP,
+    in_a_row: int = CALLS_IN_A_ROW,
 ) -> dict[str, Timing]:
-    """Return the host time of a warm call that returns before the GPU is done, as the median over several turns.
+    """Return the host time of a warm call that returns before the GPU is done, as the median over several rounds.
 
-    Each turn makes several calls in a row. With one call per turn, an implementation would find the processor's caches
-    full of the other implementations' code, and would take about twice as long as in a program that repeats the call.
-    The context of a call is entered once per turn, because PyTorch takes longer to choose a backend than to call it,
-    and a program makes this choice only once.
+    Each round makes several calls in a row. With one call per round, an implementation would find the processor's
+    caches full of the other implementations' code, and would take about twice as long as in a program that repeats the
+    call. The context of a call is entered once per round, because PyTorch takes longer to choose a backend than to call
+    it, and a program makes this choice only once.
     """
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else int
     times = {name: [] for name in calls}
-    for name, call in turns * [*calls.items()]:
+    for name, call in rounds * [*calls.items()]:
         bare, context = call_and_context(call)
         with context():
-            for _ in range(before):
+            for _ in range(warm_up_calls):
                 bare()
             synchronize()
             start = time.perf_counter()

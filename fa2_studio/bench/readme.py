@@ -5,10 +5,10 @@ from collections import Counter
 from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import Record, load
 from fa2_lab.tools import ladder
-from fa2_studio.bench.ratios import peers_in_rows, rows_where_faster, speed_ratios, wins_and_speedup
 from fa2_studio.bench.record_page import ampere_sentences, details_fold, second_protocol_name, split_by_protocol
-from fa2_studio.bench.registry import TITLES
-from fa2_studio.bench.results import markdown_table, problem_columns
+from fa2_studio.bench.recording import markdown_table, problem_columns
+from fa2_studio.bench.registry import RECORD_TITLES
+from fa2_studio.bench.speed_ratios import peers_in_rows, rows_where_faster, speed_ratios, wins_and_speedup
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
@@ -68,7 +68,7 @@ def speedup_rows(*runs: Record) -> list[list[str]]:
     for run in runs:
         for way, view in zip(("kernel only", second_protocol_name(run)), split_by_protocol(run), strict=False):
             peers, before = peers_in_rows(view.rows), lines
-            name = f"{TITLES[run.suite]}, {way}"
+            name = f"{RECORD_TITLES[run.suite]}, {way}"
             lines = [*before, *([name * (n == 0), peer, *wins_and_speedup(view, peer)] for n, peer in enumerate(peers))]
     return lines
 

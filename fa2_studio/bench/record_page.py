@@ -7,13 +7,14 @@ from dataclasses import replace
 from html import escape
 from statistics import median
 
+from fa2_lab.plots.ratios import FAST_PEERS
 from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import ladder
-from fa2_studio.bench.protocol import REPEATED, REPEATS, SUSTAINED, describe_rested_timing
-from fa2_studio.bench.ratios import RIVALS, format_ratio, peers_in_rows, speed_ratios, wins_and_median
-from fa2_studio.bench.registry import GRIDS, OTHERS, SUITES, TITLES
-from fa2_studio.bench.results import ABSENT, DIRECTIONS, markdown_table, problem_columns
+from fa2_studio.bench.protocol import REPEATED_PROTOCOL, REPEATS, SUSTAINED_PROTOCOL, describe_kernel_timing
+from fa2_studio.bench.recording import ABSENT, DIRECTIONS, markdown_table, problem_columns
+from fa2_studio.bench.registry import DENSE_SUITES, RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
+from fa2_studio.bench.speed_ratios import format_ratio, peers_in_rows, speed_ratios, wins_and_median
 
 CLOCK_AND_POWER = "MHz, W"
 PROBLEM_PROPERTIES = ("N", "batch", "heads", "d", "mask")  # properties of a problem, each of which has a column
@@ -23,7 +24,11 @@ UNITS_WITHOUT_RATIO = ("nats", "count", "µs on the host")
 SUITES_WITHOUT_MEDIANS = ("ladder", "ideas")  # records without medians, because their rows are too diverse
 REPETITIONS = r"(\d+) repetitions"
 # The timing protocols that the page describes once for all suites.
-PROTOCOL_NAMES = {describe_rested_timing(REPEATS): "kernel only", SUSTAINED: "sustained", REPEATED: "with host"}
+PROTOCOL_NAMES = {
+    describe_kernel_timing(REPEATS): "kernel only",
+    SUSTAINED_PROTOCOL: "sustained",
+    REPEATED_PROTOCOL: "with host",
+}
 
 
 def record_section(run: Record, usual_machine: dict) -> str:
@@ -86,9 +91,9 @@ def spread_sentence(view: Record) -> str:
 
 def subject_sentences(run: Record) -> str:
     """Return sentences that describe what a record measures and its problems."""
-    what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
-    verb = "times" if run.suite in (*GRIDS, "packed", "decode", "ring") else "measures"
-    verb = "contains" if run.suite in OTHERS else verb
+    what = SUITES[run.suite].what if run.suite in SUITES else RECORDS_WITHOUT_COMMAND[run.suite]
+    verb = "times" if run.suite in (*DENSE_SUITES, "packed", "decode", "ring") else "measures"
+    verb = "contains" if run.suite in RECORDS_WITHOUT_COMMAND else verb
     rows = run.rows + run.sustained
     inputs = f" {inputs_sentence(rows)}" if rows else ""
     return f"{record_name(run)} {verb} {what}.{inputs}"
@@ -96,7 +101,7 @@ def subject_sentences(run: Record) -> str:
 
 def record_name(run: Record) -> str:
     """Return the name by which sentences refer to a record."""
-    return "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
+    return "This record" if run.suite in RECORDS_WITHOUT_COMMAND else f"`bench {run.suite}`"
 
 
 def inputs_sentence(rows: list[Measurement]) -> str:
@@ -131,7 +136,7 @@ def headline(run: Record) -> str:
     ahead = [words for view in split_by_protocol(run) if (words := wins_text(view))]
     if ahead:
         return f"Faster than {'; '.join(ahead)}"
-    if found := {peer: each[0] for peer in RIVALS if (each := speed_ratios(run.rows, "fa2_lab", peer))}:
+    if found := {peer: each[0] for peer in FAST_PEERS if (each := speed_ratios(run.rows, "fa2_lab", peer))}:
         return join_with_and([f"{format_ratio(x)} times as fast as {peer}" for peer, x in found.items()])
     names, rows = next(iter(median_table_rows(run).items()), ((), []))
     if not rows:
@@ -139,21 +144,21 @@ def headline(run: Record) -> str:
             [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
         )
     numbers = dict(zip(names, rows[0][2:], strict=True))
-    shown = {name: x for name, x in numbers.items() if name in ("fa2_lab", *RIVALS)}
+    shown = {name: x for name, x in numbers.items() if name in ("fa2_lab", *FAST_PEERS)}
     parts = [f"{name} {x}" for name, x in (shown if len(shown) > 1 else numbers).items()]
     return f"Median {rows[0][0]}: {', '.join(parts)}"
 
 
 def wins_text(view: Record) -> str:
-    """Return on how many problems we are faster than each of RIVALS, or "" if there are too few problems.
+    """Return on how many problems we are faster than each of FAST_PEERS, or "" if there are too few problems.
 
-    If none of RIVALS was measured, all other implementations are compared instead. If only our portable kernels ran,
-    they take the place of `fa2_lab`. Rows of the second protocol do not repeat the rivals' names, because the first
+    If none of FAST_PEERS was measured, all other implementations are compared instead. If only our portable kernels
+    ran, they take the place of `fa2_lab`. Rows of the second protocol do not repeat the peers' names, because the first
     protocol's rows precede them.
     """
     us = "fa2_lab" if any("fa2_lab" in row.values for row in view.rows) else "fa2_lab portable"
     ratios_to = {peer: each for peer in peers_in_rows(view.rows) if len(each := speed_ratios(view.rows, us, peer)) > 1}
-    named = [peer for peer in RIVALS if peer in ratios_to] or ratios_to
+    named = [peer for peer in FAST_PEERS if peer in ratios_to] or ratios_to
     counts = {peer: wins_and_median(ratios_to[peer])[0] for peer in named}
     if way := protocol_name(view):
         return f"{way}, on {join_with_and([*counts.values()])}"
@@ -175,7 +180,7 @@ def remark_sentences(run: Record) -> list[str]:
         sentences += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite == "ampere":
         sentences.append(ampere_sentences(run))
-    if run.suite in OTHERS:
+    if run.suite in RECORDS_WITHOUT_COMMAND:
         what = "can make this record again" if run.suite == "ideas" else "writes a record with this name"
         sentences.append(f"No command {what}, because {run.made_by}.")
     if run.missing:
@@ -358,7 +363,7 @@ def details_fold(words: str, inside: Iterable[str], title: str = "") -> list[str
 def heading_link(view: Record) -> str:
     """Return a link to a record's heading, followed by the second protocol's name if the record uses that protocol."""
     name, comma, way = view.suite.partition(", ")
-    return f"[{TITLES[name]}](#{heading_anchor(TITLES[name])}){comma}{way}"
+    return f"[{RECORD_TITLES[name]}](#{heading_anchor(RECORD_TITLES[name])}){comma}{way}"
 
 
 def heading_anchor(title: str) -> str:

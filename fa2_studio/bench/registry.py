@@ -6,14 +6,23 @@ from typing import NamedTuple
 class Suite(NamedTuple):
     """A suite: the function that plans its measurements, and a description of what they measure."""
 
-    measure: str  # module:function
+    planner: str  # module:function
     what: str  # object of a sentence that begins with "`bench NAME` times" or "`bench NAME` measures"
     gpu: bool = True
-    takes: tuple[str, ...] = ()  # accepted options; a suite that accepts "sustained" is also passed its name
+    flags: tuple[
+        str, ...
+    ] = ()  # accepted flags of the command line; a suite that accepts "sustained" is also passed its name
 
 
-PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # the parts of the suite `ladder`
-GRIDS = {
+LADDER_PARTS = (
+    "rungs",
+    "experiments",
+    "lengths",
+    "backward",
+    "counters",
+    "sustained",
+)  # the parts of the suite `ladder`
+DENSE_SUITES = {
     "paper": "attention on the benchmark problems of the FA2 paper, each of which has 16k tokens",
     "nvidia": "attention over one sequence, with head counts for which NVIDIA publishes cuDNN's speed",
     "long": "attention over a single sequence of up to 262,144 tokens",
@@ -29,7 +38,7 @@ GRIDS = {
     ),
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
-SUITES |= {name: Suite("suites:plan_grid", what, takes=("sustained",)) for name, what in GRIDS.items()}
+SUITES |= {name: Suite("suites:plan_dense", what, flags=("sustained",)) for name, what in DENSE_SUITES.items()}
 SUITES |= {
     "ampere": Suite(
         "suites:ampere",
@@ -47,7 +56,7 @@ SUITES |= {
         "ladder:run",
         "the kernel after each change and, for comparison, the fastest of the other implementations and several "
         "experimental kernels. It also reads the hardware counters",
-        takes=("part", "beside"),
+        flags=("part", "beside"),
     ),
     "bandwidth": Suite("bandwidth:run", "how many bytes per second a GPU loads from shared memory, L2 and DRAM"),
     "train": Suite("train:run", "how a small GPT trains when only its attention is replaced"),
@@ -62,13 +71,13 @@ SUITES |= {
         "`torchrun --nproc-per-node 4 -m fa2_lab bench ring`",
     ),
 }
-OTHERS = {  # records not written by a command; `made_by` in each record describes how it was made
+RECORDS_WITHOUT_COMMAND = {  # records not written by a command; `made_by` in each record describes how it was made
     "h100": "attention timings for the benchmark problems of the FA2 paper, measured on an H100",
     "ideas": (
         "timings of earlier Hopper and decode kernels, each with and without one optimization that was expected to help"
     ),
 }
-TITLES = {  # the titles of all records, for the headings of RESULTS.md and the rows of its tables
+RECORD_TITLES = {  # the titles of all records, for the headings of RESULTS.md and the rows of its tables
     "paper": "The FA2 paper's grid",
     "ampere": "The A100's code on a newer GPU",
     "nvidia": "64 query heads that share 8 K/V heads",

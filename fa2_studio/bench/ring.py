@@ -26,7 +26,7 @@ from fa2_studio.bench.problem import (
     sampled_gradients,
 )
 from fa2_studio.bench.protocol import Timing, timing_of
-from fa2_studio.bench.results import environment, problem_text
+from fa2_studio.bench.recording import environment, problem_text
 
 LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")

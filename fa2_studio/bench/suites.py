@@ -1,4 +1,4 @@
-"""The suites that measure grids of dense problems, with their problems, directions and implementations."""
+"""The suites of dense problems, with their problems, directions and implementations."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from fa2_studio.bench import implementations, protocol
 from fa2_studio.bench.compare import DIRECTIONS, Plan, compare, measure_ceilings, prepare_all, prepare_checked_calls
 from fa2_studio.bench.precompile import precompile_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.recording import environment
 
 BOTH = (False, True)  # without a mask, and causal
 
 
-def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
+def random_problems(count: int = 200, seed: int = 2811) -> list[Problem]:
     """Return problems of random shapes, which vary in batch size, heads, groups, N (with tails), d and mask.
 
     The seed used for the record is fixed. Block sizes were tuned on other seeds (77, 2603, 4711, 2611, 2711, 2911 and
@@ -61,62 +61,64 @@ SMOKE = [  # square and rectangular shapes, whole and ragged tiles, and grouped 
 ]
 
 
-class ProblemGrid(NamedTuple):
+class ProblemSet(NamedTuple):
     """The problems of a suite, the suite in implementations.py that names its implementations, and the repetitions."""
 
-    grid: list[Problem]
-    who: str = "grid"
+    problems: list[Problem]
+    implementations: str = "dense"
     repeats: int = protocol.REPEATS
 
 
-GRIDS = dict(
-    paper=ProblemGrid(PAPER),
-    ampere=ProblemGrid(PAPER, "ampere"),
-    nvidia=ProblemGrid([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
-    long=ProblemGrid([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
-    heads=ProblemGrid([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
-    deterministic=ProblemGrid([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
-    sweep=ProblemGrid(random_grid(), "sweep", repeats=7),
-    masks=ProblemGrid([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
-    bias=ProblemGrid(BIAS, "bias"),
+PROBLEM_SETS = dict(
+    paper=ProblemSet(PAPER),
+    ampere=ProblemSet(PAPER, "ampere"),
+    nvidia=ProblemSet([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
+    long=ProblemSet([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
+    heads=ProblemSet([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
+    deterministic=ProblemSet([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
+    sweep=ProblemSet(random_problems(), "sweep", repeats=7),
+    masks=ProblemSet([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
+    bias=ProblemSet(BIAS, "bias"),
 )
 
 
-def plan_grid(suite: str, sustained: bool = False) -> Plan:
-    """Plan all implementations on all problems and directions of a suite, with rested timing.
+def plan_dense(suite: str, sustained: bool = False) -> Plan:
+    """Plan all implementations on all problems and directions of a suite, with kernel-only timing.
 
     With `sustained`, plan only the fastest implementations, timed without pauses or, for the suite "sweep", in a few
     calls in a row that include host time.
     """
-    problems, kind, repeats = GRIDS[suite]
+    problems, kind, repeats = PROBLEM_SETS[suite]
     names = implementations.names("sustained" if sustained else kind)
     precompile_all(problems, names)
-    repeated = protocol.measure_repeated, protocol.REPEATED
-    without_pause, protocol_text = repeated if suite == "sweep" else (protocol.measure_sustained, protocol.SUSTAINED)
-    timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
+    repeated = protocol.measure_repeated, protocol.REPEATED_PROTOCOL
+    without_pause, protocol_text = (
+        repeated if suite == "sweep" else (protocol.measure_sustained, protocol.SUSTAINED_PROTOCOL)
+    )
+    timing = without_pause if sustained else partial(protocol.measure_kernels, repeats=repeats)
     jobs = [partial(time_dense, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
         return Plan(Record(suite, environment(), protocol="", sustained_protocol=protocol_text), sustained=jobs)
-    return Plan(Record(suite, environment(), protocol.describe_rested_timing(repeats), measure_ceilings()), jobs)
+    return Plan(Record(suite, environment(), protocol.describe_kernel_timing(repeats), measure_ceilings()), jobs)
 
 
 def time_dense(
     problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
 ) -> Measurement:
     """Measure the named implementations on the same tensors, and return their row."""
-    prepares = prepare_checked_calls(problem, direction, names, problem.tensors(grad=direction != "forward"))
+    prepare_by_name = prepare_checked_calls(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
-    return compare(problem.as_dict(), direction, prepares, flops, timing, unit)
+    return compare(problem.as_dict(), direction, prepare_by_name, flops, timing, unit)
 
 
 def ampere() -> Plan:
     """Plan the paper's problems for code compiled for an A100. Triton compiles for that GPU in the whole process."""
-    return plan_grid("ampere")
+    return plan_dense("ampere")
 
 
 # Without a GPU ------------------------------------------------------------------------------------------------
 
-FEW_CALLS = partial(protocol.measure_host_time, turns=3, before=0, in_a_row=1)
+FEW_CALLS = partial(protocol.measure_host_time, rounds=3, warm_up_calls=0, in_a_row=1)
 SMOKE_PROTOCOL = (
     "On the host, we measure how many microseconds a call takes to return, and report the median of 3 calls. Before "
     "the timing starts, we check every result."
@@ -144,7 +146,8 @@ def small() -> Plan:
     """Plan host-time measurements of one warm call, either a forward pass or a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
     jobs = [
-        partial(time_dense, *place, implementations.names("grid"), protocol.measure_host_time, "µs") for place in places
+        partial(time_dense, *place, implementations.names("dense"), protocol.measure_host_time, "µs")
+        for place in places
     ]
     precompile_all(SMALL)
     return Plan(Record("small", environment(), protocol.HOST_PROTOCOL), jobs)
@@ -158,7 +161,7 @@ def memory() -> Plan:
 
 
 def measure_memory(
-    problem: Problem, direction: str, names: Sequence[str] = implementations.names("grid", "memory")
+    problem: Problem, direction: str, names: Sequence[str] = implementations.names("dense", "memory")
 ) -> Measurement:
     """Measure the peak memory of one call, excluding its inputs, and return the row.
 

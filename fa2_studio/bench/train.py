@@ -14,7 +14,7 @@ from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.recording import environment
 
 PROTOCOL = (
     "The model trains with bf16 autocast and AdamW. Every implementation of attention uses the same seed and the same "
@@ -113,19 +113,19 @@ def next_byte_loss(model: GPT, batch: torch.Tensor) -> torch.Tensor:
 # The suite ----------------------------------------------------------------------------------------------------
 
 
-def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[float], float, float]:
+def train(implementation: str, setting: Setting, device: str = "cuda") -> tuple[list[float], float, float]:
     """Train with one implementation, and return the loss after each step, the µs per token and the peak memory in MiB.
 
     All implementations start with the same weights and use the same batches.
     """
     torch.manual_seed(0)
-    model = GPT(setting, implementations.prepare(backend, setting.problem())).to(device)
+    model = GPT(setting, implementations.prepare(implementation, setting.problem())).to(device)
     data = batches(setting.steps, setting.batch, setting.context + 1, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     kept, start = [], time.perf_counter()
     steps = training_losses(model, next_byte_loss, setting.rate, data)
-    for loss in tqdm(steps, total=setting.steps, desc=backend, unit="step", disable=None, leave=False):
+    for loss in tqdm(steps, total=setting.steps, desc=implementation, unit="step", disable=None, leave=False):
         kept.append(loss)
         if len(kept) == SKIPPED:
             loss.item()  # wait until the GPU has finished these steps

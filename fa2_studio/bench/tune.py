@@ -13,12 +13,12 @@ from itertools import product
 import torch
 from tqdm import tqdm
 
-from fa2_studio.bench.protocol import Timing, measure
+from fa2_studio.bench.protocol import Timing, measure_kernels
 
 KERNELS = ("forward", "dq", "dkdv")
 SIZES = (32, 64, 128)
 REPEATS = 7
-WRONG = 0.02  # the largest ‖x − y‖ / ‖y‖ accepted for a candidate's result x, where y is the result of the default
+TOLERANCE = 0.02  # the largest ‖x − y‖ / ‖y‖ accepted for a candidate's result x, where y is the result of the default
 
 
 def main(argv: list[str]) -> int:
@@ -30,17 +30,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--n", type=int, default=4096, help="the sequence length to measure (default: 4096)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise ValueError("tune: there is no GPU here to measure on")
-    if not all(1 <= d <= 256 for d in options.d) or options.n < 1:
+    if not all(1 <= d <= 256 for d in arguments.d) or arguments.n < 1:
         raise ValueError("tune: --d takes 1 to 256, --n at least 1")
-    return tune(options.d, options.n, getattr(torch, options.dtype), options.kernel)
+    return tune(arguments.d, arguments.n, getattr(torch, arguments.dtype), arguments.kernel)
 
 
-def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
+def tune(head_dims, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
     """Search, and print each result as soon as it is found."""
-    jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
+    jobs = [(d, causal, kernel) for d in head_dims for causal in (False, True) for kernel in kernels]
     bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
     for d, causal, kernel in bar:
         mask = "causal" if causal else "full"
@@ -74,7 +74,7 @@ def search_config(kernel: str, tensors: list[torch.Tensor], causal: bool):
         call = make(config)
         if is_right(call, truth):
             calls[config] = call
-    for config, timing in measure(calls, repeats=REPEATS).items():
+    for config, timing in measure_kernels(calls, repeats=REPEATS).items():
         if isinstance(timing, Timing):
             timings[config] = timing.median
     return before, min(timings, key=timings.get), timings
@@ -129,6 +129,6 @@ def kernel_caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Cal
 def is_right(call: Callable, truth) -> bool:
     """Return True if a call compiles, fits on the GPU and produces the same results as `truth`."""
     try:
-        return all((x - y).norm() <= WRONG * y.norm() for x, y in zip(call(), truth, strict=True))
+        return all((x - y).norm() <= TOLERANCE * y.norm() for x, y in zip(call(), truth, strict=True))
     except Exception:  # out of shared memory or registers, or a size that the compiler rejects
         return False

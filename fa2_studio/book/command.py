@@ -25,36 +25,36 @@ def main(argv: list[str]) -> int:
     what.add_argument("--record", action="store_true", help="renew the outputs of the committed notebooks instead")
     what.add_argument("--pictures", action="store_true", help="renew only the pictures in the committed notebooks")
     what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR without executing them")
-    options = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     files.checkout("book")
-    if (options.html or options.slides) and options.chapters:
+    if (arguments.html or arguments.slides) and arguments.chapters:
         parser.error("--html and --slides take all chapters")
-    if options.slides:
+    if arguments.slides:
         check_extra("--slides")
         from fa2_studio.book import slides
 
-        print(f"open {slides.write_decks(options.slides)[0]}")
+        print(f"open {slides.write_decks(arguments.slides)[0]}")
         return 0
-    if options.html:
+    if arguments.html:
         check_extra("--html")
         from fa2_studio.book.site import render_site
 
-        print(f"open {render_site(options.folder)}")
+        print(f"open {render_site(arguments.folder)}")
         return 0
-    if options.colab:
-        reach.write_for_colab(options.colab)
+    if arguments.colab:
+        reach.write_for_colab(arguments.colab)
         return 0
     from fa2_studio.book import run
 
-    chapters = chosen_chapters(options.chapters)
-    if options.pictures:
+    chapters = chosen_chapters(arguments.chapters)
+    if arguments.pictures:
         print(*run.draw_again(chapters), sep="\n")
         return 0
-    if options.blank:
-        run.write_blank(options.blank, chapters)
-        print(f"open {options.blank / chapters[0].name}.ipynb")
+    if arguments.blank:
+        run.write_blank(arguments.blank, chapters)
+        print(f"open {arguments.blank / chapters[0].name}.ipynb")
         return 0
-    verdicts = run.record(chapters) if options.record else run.run_all(options.folder, chapters)
+    verdicts = run.record(chapters) if arguments.record else run.run_all(arguments.folder, chapters)
     for v in verdicts:
         print(f"{v.name:22} {v.cells:3} cells  {v.seconds:6.1f} s  {v.error or 'ok'}")
     return 1 if any(v.error for v in verdicts) else 0

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from fa2_lab.plots import climb, live
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE
-from fa2_studio.bench import page
+from fa2_studio.bench import results_page
 from fa2_studio.book import cards
 from fa2_studio.book.callouts import WORD_JOINER
 from fa2_studio.book.cards import CARDS
@@ -49,7 +49,7 @@ def front_page(assignments: list[str], toctrees: list[str], licence: str, addres
         html_block("ways", *(way_in_html(name, target, words, assignments) for name, target, words in WAYS)),
         LOOK_UP,
         "## Results",
-        "\n".join(page.front_page_summary()),
+        "\n".join(results_page.front_page_summary()),
         "## The climb",
         "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a "
         "change that loses speed.",

@@ -16,7 +16,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 from fa2_lab.plots import live
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PICTURES, build_posters
-from fa2_studio.bench.page import site_page
+from fa2_studio.bench.results_page import site_page
 from fa2_studio.book import api, front, questions, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 from fa2_studio.course.notebooks import student_version

@@ -14,12 +14,12 @@ def main(argv: list[str]) -> int:
 
     The status is 0 on success, 1 if the grader cannot grade here, and 2 if the arguments are wrong.
     """
-    options = argument_parser().parse_args(argv)
+    arguments = argument_parser().parse_args(argv)
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        print(f"course {options.command} needs {', '.join(missing)}: pip install 'fa2-lab[course]'", file=sys.stderr)
+        print(f"course {arguments.command} needs {', '.join(missing)}: pip install 'fa2-lab[course]'", file=sys.stderr)
         return 1
-    return options.run(options)
+    return arguments.run(arguments)
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -76,21 +76,21 @@ def chosen_assignments(names: list[str]) -> list:
     return [notebooks.find_assignment(name) for name in dict.fromkeys(names)] if names else notebooks.ASSIGNMENTS
 
 
-def secret_of(options) -> str:
+def secret_of(arguments) -> str:
     """Return the secret read from its file, or "" if no file is given."""
-    if options.secret is None:
+    if arguments.secret is None:
         return ""
-    if options.roster is None:
+    if arguments.roster is None:
         raise ValueError(
             "--secret: it takes --roster as well, because a student's numbers depend on the secret and on the id"
         )
     try:
-        return options.secret.read_text(encoding="utf-8").strip()
+        return arguments.secret.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"--secret: {options.secret}: {error}; it takes a file with any text in it") from error
+        raise ValueError(f"--secret: {arguments.secret}: {error}; it takes a file with any text in it") from error
 
 
-def run_build(options) -> int:
+def run_build(arguments) -> int:
     from fa2_lab.tools import files
     from fa2_studio.course import texts
 
@@ -99,30 +99,34 @@ def run_build(options) -> int:
     return 0
 
 
-def run_bundle(options) -> int:
+def run_bundle(arguments) -> int:
     from fa2_studio.course import handout, results
 
-    people, assignments = results.read_roster(options.roster), chosen_assignments(options.only)
-    homes = handout.write_bundle(options.folder, assignments, people, secret_of(options), options.wheel)
+    people, assignments = results.read_roster(arguments.roster), chosen_assignments(arguments.only)
+    homes = handout.write_bundle(arguments.folder, assignments, people, secret_of(arguments), arguments.wheel)
     print("\n".join(str(home) for home in homes))
-    if people and options.secret is None:
+    if people and arguments.secret is None:
         print("note: without --secret, all bundles have the same numbers", file=sys.stderr)
-    if options.wheel is None:
+    if arguments.wheel is None:
         print("note: without --wheel, the bundles contain no fa2_lab-….whl for students to install", file=sys.stderr)
     return 0
 
 
-def run_gradescope(options) -> int:
+def run_gradescope(arguments) -> int:
     from fa2_studio.course import handout
 
-    print("\n".join(str(path) for path in handout.write_gradescope(options.folder, chosen_assignments(options.only))))
+    print(
+        "\n".join(str(path) for path in handout.write_gradescope(arguments.folder, chosen_assignments(arguments.only)))
+    )
     return 0
 
 
-def run_similar(options) -> int:
+def run_similar(arguments) -> int:
     from fa2_studio.course import results, similar
 
-    pairs = [(a, pair) for a in chosen_assignments(options.only) for pair in similar.similar_pairs(options.folder, a)]
+    pairs = [
+        (a, pair) for a in chosen_assignments(arguments.only) for pair in similar.similar_pairs(arguments.folder, a)
+    ]
     for assignment, pair in pairs:
         names = f"{results.safe_for_spreadsheet(pair.first)} and {results.safe_for_spreadsheet(pair.second)}"
         print(f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}")
@@ -131,26 +135,26 @@ def run_similar(options) -> int:
     return 0
 
 
-def run_grade(options) -> int:
+def run_grade(arguments) -> int:
     from fa2_studio.course import grade, results, sandbox
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not 1 <= options.jobs <= cores:
-        raise ValueError(f"--jobs: got {options.jobs}; it takes 1 to {cores}, the cores of this machine")
+    if not 1 <= arguments.jobs <= cores:
+        raise ValueError(f"--jobs: got {arguments.jobs}; it takes 1 to {cores}, the cores of this machine")
     for name in ("cell_seconds", "notebook_seconds", "memory_mb"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it takes a positive number")
-    limits = sandbox.Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
-    people = results.read_roster(options.roster)
-    how = grade.Grading(limits, options.jobs, secret_of(options), people, tuple(options.again), options.trust)
-    kind = "" if options.trust else sandbox.sandbox_kind()
-    print(f"{'WARNING: ' * options.trust}sandbox: {sandbox.describe_sandbox(kind)}", file=sys.stderr)
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: got {getattr(arguments, name)}; it takes a positive number")
+    limits = sandbox.Limits(arguments.cell_seconds, arguments.notebook_seconds, arguments.memory_mb)
+    people = results.read_roster(arguments.roster)
+    how = grade.Grading(limits, arguments.jobs, secret_of(arguments), people, tuple(arguments.again), arguments.trust)
+    kind = "" if arguments.trust else sandbox.sandbox_kind()
+    print(f"{'WARNING: ' * arguments.trust}sandbox: {sandbox.describe_sandbox(kind)}", file=sys.stderr)
     try:
-        graded, faults = grade.grade_folder(options.folder, options.out, chosen_assignments(options.only), how)
+        graded, faults = grade.grade_folder(arguments.folder, arguments.out, chosen_assignments(arguments.only), how)
     except grade.GraderError as fault:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
-    homes, absent = grade.folders_by_student(options.folder, people), 0
+    homes, absent = grade.folders_by_student(arguments.folder, people), 0
     for g in (g for g in graded if g.student in homes):
         remarks = results.safe_for_spreadsheet(" | ".join(g.sentences))[:100]
         absent += g.is_absent and "but there is" not in remarks
@@ -164,7 +168,7 @@ def run_grade(options) -> int:
     if ghosts := sorted({g.student for g in graded} - set(homes)):
         names = ", ".join(map(results.safe_for_spreadsheet, ghosts))
         print(
-            f"WARNING: {options.out} also has results of {names}, without a folder in {options.folder}. "
+            f"WARNING: {arguments.out} also has results of {names}, without a folder in {arguments.folder}. "
             "If they are old, delete their folders in records/ and feedback/, and grade again",
             file=sys.stderr,
         )
@@ -177,7 +181,7 @@ def run_grade(options) -> int:
             "--secret or other ids, or the student handed in another student's file",
             file=sys.stderr,
         )
-    print(f"{options.out}: scores.csv, canvas.csv, moodle.csv and feedback/")
+    print(f"{arguments.out}: scores.csv, canvas.csv, moodle.csv and feedback/")
     for fault in faults:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
     return 1 if faults else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import files
-from fa2_studio.bench.results import environment
+from fa2_studio.bench.recording import environment
 from fa2_studio.judges.suites import SUITES, TheirTests
 
 RECORD = files.ROOT / "figures" / "data" / "judged.json"

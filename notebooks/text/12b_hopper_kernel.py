@@ -18,7 +18,7 @@
 # - compare the kernel's speed with that of other implementations, and explain why the same idea can help one kernel a
 #   lot and another one only a little.
 #
-# *Time: 125 minutes, in six parts, of which the first includes this opening. Before this:
+# *Time: 100 minutes, in six parts, of which the first includes this opening. Before this:
 # [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a Hopper GPU, the checks run the real kernel. All
 # speeds and times were measured on an NVIDIA H200 in bf16.*
 
@@ -53,7 +53,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
-# ## Part 1 · Barriers, sizes and the scheduler (16 minutes)
+# ## Part 1 · Barriers, sizes and the scheduler (13 minutes)
 # Before we read the kernel's lines, we look at it from outside. Which warps wait for which, how large are the buffers,
 # and how does a program get its work?
 #
@@ -62,7 +62,9 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 # Each program fills one SM and consists of a producer warp and one to three consumer warpgroups, each of which computes
 # 64 rows of O. The picture shows a program with two consumers and with three stages each for K and V, which a table
 # below calls `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
-# means that a consumer releases a stage and that the producer waits for this release:
+# means that the producer waits until a stage has been released, and its label gives the number of consumers that must
+# release it. A tile of K needs two releases, for example, because both consumers read it, but 64 rows of Q belong to a
+# single consumer:
 
 # %%
 show("pipelines_forward")
@@ -141,7 +143,8 @@ display(Markdown("\n".join(["<details><summary>All configurations</summary>", ""
 # %% [markdown]
 # If O does not have its own buffer, the consumer puts O into Q's buffer, as on the last rung, and TMA copies it out
 # from there. Some calls do not use this kernel at all. Calls with dropout, a softcap, sinks or a bias use the portable
-# kernel, and so do calls with a window if the sequences are packed or d is above 128.
+# kernel, and so do calls with a window if the sequences are packed or d is above 128. The portable kernel also runs
+# fp32 inputs, and some small calls for which it is faster.
 
 # %% [markdown]
 # Could two programs share an SM, as on rungs 14 to 16? The picture shows how much shared memory and how many registers
@@ -202,8 +205,9 @@ show("sm_budget")
 
 # %% [markdown]
 # The producer passes the number on through the mailbox. On rung 21, the mailbox has a single slot, so the producer can
-# send a number only after all consumers have read the previous one. Here it has two, so the producer can get one row
-# block further ahead, which can only matter if row blocks have few tiles.
+# send a number only after all consumers have read the previous one. Here it has two slots, so the producer can get one
+# row block further ahead. This can only matter if row blocks have few tiles. With more tiles than stages, the rings
+# hold the producer back first, because it can never be more tiles ahead of the consumers than there are stages.
 #
 # The picture shows a model of rung 21 with four tiles per row block, but with the two slots of our mailbox in place of
 # the rung's single one. The producer puts a row block's number into a slot when it begins to copy tiles for that row
@@ -214,7 +218,7 @@ show("sm_budget")
 show("mailbox")
 
 # %% [markdown]
-# ## Part 2 · The roles and the producer (26 minutes)
+# ## Part 2 · The roles and the producer (21 minutes)
 # We begin with the warp that starts all copies of tiles, because the consumers depend on the order of its copies.
 #
 # ### The roles
@@ -227,10 +231,11 @@ read(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = ForwardShar
 
 # %% [markdown]
 # `new_pipeline(X, stages, consumers)` creates the ring from chapter 12a, with the buffers and barriers for tiles of X.
-# `OWN_EMPTY_BARRIERS=False` means that V's ring has no *emptied* barriers, which the next section is about. `stacked`
-# is the shape of one buffer for O per consumer. `new_ping_pong` creates the barriers of part 4, and `new_mailbox` those
-# of rung 21's mailbox. `ForwardSharedStorage` bundles everything in shared memory under one name. It is an *aggregate*,
-# which is what Gluon calls a class with typed fields.
+# Its last argument is the number of consumers that must release a stage, which is 1 for Q. `OWN_EMPTY_BARRIERS=False`
+# means that V's ring has no *emptied* barriers, which the next section is about. `stacked` is the shape of one buffer
+# for O per consumer. `new_ping_pong` creates the barriers of part 4, and `new_mailbox` those of rung 21's mailbox.
+# `ForwardSharedStorage` bundles everything in shared memory under one name. It is an *aggregate*, which is what Gluon
+# calls a class with typed fields.
 #
 # Two things in the listing only matter for special calls. `PACKED_ROW_BLOCK_FIELDS` are the fields of the message for
 # packed sequences ([chapter 16](16_masks.ipynb)). The comment on `key_lengths` is about calls in which each sequence of the batch has its own
@@ -302,8 +307,8 @@ display(Markdown("\n".join(lines)))
 #
 # The table ends before the end of the row block, so the producer may still have to wait somewhere. `careful` lists the
 # tiles of V that it copies only after an extra wait. In this list, the tiles of each row block are counted from 0. A
-# hidden function, `wrong(careful)`, runs two row blocks of four tiles each in 500 random orders, and counts those in
-# which a consumer reads a wrong tile or the model hangs.
+# function in a folded cell, `wrong(careful)`, runs two row blocks of four tiles each in 500 random orders, and counts
+# the orders in which a consumer reads a wrong tile or the model hangs.
 
 # %%
 # the producer, for `blocks` row blocks of T tiles each
@@ -382,32 +387,41 @@ def wrong(careful, orders=500):
 # %% [markdown]
 # ### What does the producer do?
 #
-# The next listing is the producer's loop over row blocks. You know its parts from rung 21, namely the message, the
-# copies, and the next number, which is fetched just before the last copy. K, however, runs one tile ahead of V, as the
-# table above shows. You can skip the conditions with `cu_seqlens_q`, and read `geometry` and `sequence` as the sizes
-# and the mask of the call:
+# The next listing is the producer's loop over row blocks. You know its three parts from rung 21, namely the message,
+# the copies, and the next number, which is fetched just before the last copy. K, however, runs one tile ahead of V, as
+# the table above shows. You can skip the conditions with `cu_seqlens_q`, and read `geometry` and `sequence` as the
+# sizes and the mask of the call, and `q_batch_or_end` as the number of the batch entry (for packed sequences, it is the
+# row at which the sequence ends):
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
-# For each row block, the producer first sends the consumers a message. `send` is given five numbers, but without packed
-# sequences, it writes only the first three, which are the row, the batch and the head. A slot of the mailbox then has
-# four places, as in the table above, because the number of places is rounded up to a power of two. For packed
-# sequences, `send` also writes the two lengths, and a slot has eight places.
+# Line by line, the producer does the following for each row block:
 #
-# The producer then copies the rightmost tile of K and, after it, Q. The remaining tiles follow from right to left, so
-# the tiles on the diagonal, which need the mask, come first. K always stays one tile ahead of V. `sequence` holds the
-# lengths of a packed sequence, and without packing it is simply `geometry`.
+# | line | what it does |
+# | --- | --- |
+# | `block_coord`, `row_block` | turn the number t into the row block's first row, its batch entry and its head |
+# | `mailbox.send` | sends the consumers these numbers |
+# | `tile_end`, `tile_begin` | compute which tiles the block's rows see: `end` is the index just past the last one, but at least 1, so that O is always written, and `first` is the index of the first one, which is 0 unless there is a window |
+# | `k.load`, then `q.load` | copy the rightmost tile of K and, after it, Q |
+# | the loop over j | copies the other tiles from right to left, so that the tiles on the diagonal, which need the mask, come first; K always stays one tile ahead of V |
+# | `scheduler.next` | fetches the number of the next row block |
+# | `k.acquire(n)` | waits before the last tile of V, as in the question above |
+# | the last `v.load` | copies the last tile of V |
 #
-# `geometry` knows which keys each row sees. `tile_end` returns the index just past the last tile that the block's rows
-# see, but at least 1, so that O is always written. `tile_begin` returns the index of the first tile, which is 0 unless
-# there is a window. `acquire(n)` is the wait that the question above was about. When the producer reaches that
-# line, n has already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore
-# waits for the stage of K that this next tile will use.
+# Two details need an explanation. The first is the number in `acquire(n)`. When the producer reaches this line, n has
+# already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore waits for the
+# stage of K that this next tile will use.
+#
+# The second detail is the message. `send` is given five numbers, but without packed sequences, it writes only the first
+# three, which are the row, the batch entry and the head. A slot of the mailbox then has four places, as in the table
+# above, because the number of places is rounded up to a power of two. For packed sequences, `send` also writes the two
+# lengths, and a slot has eight places. `sequence` then holds these lengths, and without packing it is simply
+# `geometry`.
 
 # %% [markdown]
-# ## Part 3 · What a consumer does with a row block (29 minutes)
+# ## Part 3 · What a consumer does with a row block (23 minutes)
 # On the other side of the rings, each consumer decides which of the tiles it computes with, and then works through
 # them.
 #
@@ -432,17 +446,17 @@ show("pipeline_stages")
 # ### Which tiles does a consumer compute?
 #
 # The producer copies every tile that at least one consumer needs, from `all_begin` up to `all_end`. A consumer's own 64
-# rows only need the tiles from `first` up to `end`. The consumer visits these tiles and *drains* the others, which
+# rows only need the tiles from `begin` up to `end`. The consumer visits these tiles and *drains* the others, which
 # means that it takes and releases them without using them. It goes through all of them from right to left:
 #
 # ```text
-# all_begin        first                    end             all_end
+# all_begin        begin                    end             all_end
 #   |  drain: window |  process: these rows   |  drain: causal |
 #                                        ◄── this way
 # ```
 #
 # The listing computes these four numbers. `all_end` and `all_begin` follow from all rows of the block, and `end` and
-# `first` from this consumer's rows:
+# `begin` from this consumer's rows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
@@ -458,7 +472,7 @@ read(
 
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,
-# then `end` equals `first`, and the consumer drains all tiles without using any. If O has its own buffer,
+# then `end` equals `begin`, and the consumer drains all tiles without using any. If O has its own buffer,
 # `process_row_block` releases Q right after the last S. Otherwise, or if that function was not called, the lines above
 # release Q, after the copy of O has finished reading the buffer.
 
@@ -549,10 +563,11 @@ for T in (4, 5):
 # tile 4 only after the lower consumer has released K's tile 2, and that consumer uses V's tile 1 before this release.
 # So V's tile 1 has arrived by then, and its phase has ended.
 #
-# In general, a consumer takes K's tile n + stages + 1 before V's tile n + stages, and this guarantees that V's tile n
-# has arrived. The exception is a tile n + stages that is the last one of its row block. K's tile n + stages + 1 then
-# belongs to the *next* row block, so the consumer takes it only after V's tile n + stages, which is too late. In this
-# case, the `wait` in `drain_tile` is needed.
+# The same argument holds for any number of stages. A consumer takes K's tile n + stages + 1 before V's tile n + stages,
+# and that tile of K can only be there if a consumer has already used V's tile n. The exception is a tile n + stages
+# that is the last one of its row block. K's tile n + stages + 1 then belongs to the *next* row block, so the consumer
+# takes it only after V's tile n + stages, which is too late. In the example, this is tile 3 of four (n = 1, with two
+# stages), and there the `wait` in `drain_tile` is needed.
 
 # %% [markdown]
 # ### One tile
@@ -577,7 +592,9 @@ read(KERNEL, "step", begin="s = start_scores")
 # | name | meaning |
 # | --- | --- |
 # | `start_scores(c, n, q, smem)` | waits for K's tile n and for the turn of consumer c, starts S, and returns it before it is ready |
+# | `HAS_RIGHT_BOUND`, `left` | whether the mask limits a row on the right, and how many keys a window reaches to the left (`None` if there is no such limit) |
 # | `bounds.cuts(j)` | true if tile j contains a column that one of the 64 rows does not see; only then is the mask needed |
+# | `row_scale` | each row's own copy of the scale, which part 4 explains; here, you can read it as `scale_log2` |
 # | `scale_log2` | $\tau \log_2 e$, which the host has computed |
 # | `as_operand(p, dtype, columns)` | gives p the layout of a left operand (chapter 12a) for a matmul whose result has this number of columns |
 # | `d_pad` | d, rounded up to the width of the tiles, which is 64, 128 or 256 |
@@ -597,31 +614,31 @@ for d, causal in product((64, 128), (False, True)):
         print(f"d = {d:3},", "causal, " if causal else "no mask,", "during P V:", counts)
 
 # %% [markdown]
-# Per tile, every thread of a consumer has 64 scores at d = 64, and 32 at d = 128, where
-# `THREE_CONSUMERS` has tiles of 64 keys. It
-# computes as many exponentials as it has scores, and up to two more for α. The cell shows that hardly any of them run
-# during the consumer's own P V. With d = 64 under the mask, not even the maxima do.
+# Per tile, every thread of a consumer has 64 scores at d = 64, and 32 at d = 128, where `THREE_CONSUMERS` has tiles of
+# 64 keys. The thread computes one exponential for each of these scores, and up to two more for α. The cell shows that
+# hardly any of them run during the consumer's own P V. With d = 64 under the mask, not even the maxima do.
 #
-# In a variant of the kernel, we put a jump that depends on the sum of the exponentials before the second wait, so that
-# `ptxas` cannot move the wait above them. At d = 64, all exponentials of the variant run between the two waits, but the
-# variant is 1 to 5% slower than the kernel, and we do not know why. At d = 128 without a mask, with three consumers,
-# `ptxas` makes every matmul of the variant wait for the previous one, so the variant takes more than four times as
-# long.
+# Would the kernel be faster if `ptxas` left the wait where it is in the source? To find out, we built a variant in
+# which a jump that depends on the sum of the exponentials comes before the second wait, so that `ptxas` cannot move the
+# wait above them. At d = 64, all exponentials of the variant run between the two waits, but the variant is 1 to 5%
+# slower than the kernel, and we do not know why. At d = 128 without a mask, with three consumers, `ptxas` makes every
+# matmul of the variant wait for the previous one, so the variant takes more than four times as long.
 #
 # So what do the exponentials hide behind? Only the matmuls of the *other* consumers are left. This is again an
-# inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong sees to it that the consumers'
-# matmuls alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice
-# as long as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in
-# *Between*. The recorded speeds suggest that they do.
+# inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong makes the consumers' matmuls
+# alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice as long
+# as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in *Between*. The
+# recorded speeds suggest that they do.
 #
 # To read the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full`
 # to leave out the mask.
 #
 # The function around this loop, `process_row_block`, handles the first and the last tile. Before the loop, it masks the
-# first, rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V.
-# Inside the loop, therefore, no tile can extend past the last key.
+# first, rightmost tile if the call has a mask, or if the last key is not at the end of that tile. After the loop, it
+# computes the last P V. Inside the loop, therefore, no tile can extend past the last key, so `step` tests only the
+# bounds of a mask.
 #
-# ## Part 4 · Inside a tile (23 minutes)
+# ## Part 4 · Inside a tile (18 minutes)
 # Part 3 only named the parts of a step. This part opens four of them, namely the turns, the softmax, the update of m,
 # and the mask.
 #
@@ -699,13 +716,14 @@ for size in (1e3, 1e6, 3e9):
 # and at most $2^{-16}$ for all smaller ones.
 
 # %% [markdown]
-# ### How to update m in assembly
+# ### How is m updated in assembly?
 #
-# In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump
-# while another does not, and such a jump has to be written in PTX. Each lane has two rows, so most operands come in
+# In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump over
+# the update of m while another performs it, and such a jump has to be written in PTX. In this code, a register that
+# belongs to a Gluon variable is called `$` and a number. Each lane has two rows, so most of these operands come in
 # pairs:
 #
-# | operand | is |
+# | operand | what it is |
 # | --- | --- |
 # | `$0`, `$1` | m of the two rows |
 # | `$2`, `$3` | their scale |
@@ -721,15 +739,20 @@ raised = "\n".join(lines_of("hopper/forward/softmax.py", "PTX_UPDATE_ROW_MAX"))
 show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 
 # %% [markdown]
-# `some` is true if, in either row, the lane's largest score times `row_scale` is more than 8 above m. The vote,
-# `vote.sync.any`, combines the answers of all lanes in the warp, because its mask, −1, selects all of them. If `some`
-# is false in every lane, all lanes jump to the end with α = 1. `.uni` promises the assembler that all lanes of the warp
-# take the same way, which is true because they all have the result of the same vote. Otherwise, they go on with the
-# lines that follow in [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py). There, the four lanes of each row
-# find the row's largest score in two exchanges, and use it to compute the new m and α = 2^(old m − new m).
+# The first line sets both α to 1. The second line is for the lane's first row. It computes the lane's largest score
+# times `row_scale`, minus m, into `x`, and sets `some` if `x` is greater than 8. The third line does the same for the
+# second row, and keeps `some` set if it was set before. So `some` is true if the lane has found a score that is too far
+# above m in either of its rows.
+#
+# The vote, `vote.sync.any`, combines the answers of all lanes in the warp, because its mask, −1, selects all of them.
+# If `some` is false in every lane, all lanes jump to the end with α = 1. Otherwise, they go on with the lines that
+# follow in [softmax.py](../fa2_lab/kernels/hopper/forward/softmax.py). There, the four lanes of each row find the row's
+# largest score in two exchanges, and use it to compute the new m and α = 2^(old m − new m). The suffix `.uni` promises
+# the assembler that either all lanes of the warp jump or none does, which is true because they all have the result of
+# the same vote.
 
 # %% [markdown]
-# ### How can the mask do with fewer registers?
+# ### How can the mask use fewer registers?
 #
 # The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. With tiles of 128
 # keys, and written in the obvious way, this comparison makes each thread keep 32 column indices, which differ from lane
@@ -761,10 +784,10 @@ read("hopper/forward/softmax.py", "mask")
 # score.
 
 # %% [markdown]
-# ## Part 5 · The last copy, and a hang (13 minutes)
+# ## Part 5 · The last copy, and a hang (10 minutes)
 # Two things are left, the end of a row block, and what to do if a wait never ends.
 #
-# ### How do O and L leave?
+# ### How do O and L leave the SM?
 #
 # After its last tile, a consumer calls `store`, which finishes O and L and copies O to HBM:
 
@@ -853,7 +876,7 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # </details>
 
 # %% [markdown]
-# ## Part 6 · Results (18 minutes)
+# ## Part 6 · Results (15 minutes)
 # How fast is the kernel that you have now read, and which of its ideas make it so?
 #
 # ### How fast is it?
@@ -926,8 +949,8 @@ for idea, rung in IDEAS.items():
 #
 # You can open the table of all twelve. Its *measured* column shows the speedup on average and, in parentheses, on the
 # worst and on the best problem. In the column *without pauses*, the calls followed one another directly, so the clock
-# frequency fell. *In a CUDA graph* means that the calls are recorded once and then replayed. Where the table says that
-# 40 bytes per thread spill, the compiler had no registers left for them and moved them to slower memory.
+# frequency fell. *In a CUDA graph* means that the calls are recorded once and then replayed. If the table says that 40
+# bytes per thread spill, the compiler had no registers left for them and moved them to slower memory.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = idea_gains.table("forward")

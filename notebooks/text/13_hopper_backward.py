@@ -7,8 +7,8 @@
 # **One pass over the columns: who adds up dQ?**
 #
 # Chapter 09 ended with two passes. In one kernel, each program owns columns and accumulates dK and dV, and in the
-# other, each program owns rows and accumulates dQ. Both kernels compute S and P, so some of the work is done twice. On
-# Hopper, a single pass is enough, because TMA can *add* to memory while the program goes on with something else.
+# other, each program owns rows and accumulates dQ. Both kernels compute S, P and dP, so some of the work is done twice.
+# On Hopper, a single pass is enough, because TMA can *add* to memory while the program goes on with something else.
 #
 # After this notebook you can
 #
@@ -16,7 +16,7 @@
 # - read one step of the kernel, and name the unit or the warps behind each of its waits,
 # - explain why the last bits of dQ differ from run to run, and what it costs to make dQ deterministic.
 #
-# *Time: 110 minutes, in six parts, of which the first includes this opening. Hardware: any laptop with Triton; on a
+# *Time: 95 minutes, in six parts, of which the first includes this opening. Hardware: any laptop with Triton; on a
 # Hopper GPU, the checks run the real kernel. All speeds and times were measured on an NVIDIA H200 in bf16. Before this:
 # [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and [12a](12a_hopper_rungs.ipynb) and
 # [12b](12b_hopper_kernel.ipynb), which introduce producers, consumers, rings and barriers.*
@@ -39,7 +39,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
-# ## Part 1 · One step, and its registers (15 minutes)
+# ## Part 1 · One step, and its registers (13 minutes)
 # We first ask what a single pass saves. Then we look at the work of one step without any waits, and at the registers
 # that it takes.
 #
@@ -97,8 +97,8 @@ def step(q, do, L_i, D_i, k, v, dk, dv):
 #
 # Two consumer warpgroups share a column block. Each warpgroup owns 64 of the block's keys, and has 128 threads with up
 # to 240 registers each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a
-# consumer also needs $S$ and $dP$, which are 64 × $B_r$ each, and half of dQ, while the other consumer computes the
-# other half of dQ.
+# consumer also needs $S$ and $dP$, which are 64 × $B_r$ each, and half of the row block's dQ. The other consumer
+# computes the other half.
 #
 # How many registers does this take? As long as everything is in fp32, each value takes one register, and a consumer's
 # 128 threads share the values evenly. So each thread needs
@@ -129,18 +129,21 @@ def step(q, do, L_i, D_i, k, v, dk, dv):
 show("live_registers")
 
 # %% [markdown]
-# ## Part 2 · The waits of a step (23 minutes)
+# ## Part 2 · The waits of a step (20 minutes)
 # On the GPU, a step consists of jobs for several units. The order of these jobs, and what each of them waits for,
 # decide how fast the step is.
 #
 # ### The same step, with its waits
 #
 # Now we write the step as a Python generator that leaves out the arithmetic but yields everything that the step waits
-# for. `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has
-# 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. The matmul for dQ also takes 256 clocks,
-# because a consumer computes only half of the 128 columns but sums over all 128 keys. A consumer's 64 · 64
-# exponentials, at 16 per clock, take 256 clocks as well. If both consumers use the same unit at once, each of these
-# jobs takes 512 clocks.
+# for. `block.start` gives a unit some work and immediately returns a job, and the job's `done()` is a wait for the end
+# of that work. `ds_filled` is a barrier of the same kind as in chapter 12a's model. Its `arrive` makes one of two
+# arrivals, and its `over` is a wait for the end of a phase.
+#
+# The number in each call is a number of clocks. With d = 128 and 64 rows, one consumer's matmul has 2 · 64 · 64 · 128
+# FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. The matmul for dQ also takes 256 clocks, because a consumer
+# computes only half of the 128 columns but sums over all 128 keys. A consumer's 64 · 64 exponentials, at 16 per clock,
+# take 256 clocks as well. If both consumers use the same unit at once, each of these jobs takes 512 clocks.
 #
 # Additions to dQ are different, because they run side by side, each as if it were alone. We guess that an addition
 # takes 600 clocks, and the question below tries other values. In the first version of the step, each job waits for the
@@ -211,8 +214,8 @@ for way in (one_by_one, kernel_order):
 show("backward_order")
 
 # %% [markdown]
-# To see which step each job belongs to, look at steps 3 and 4 in the next picture, in which each job has the number of
-# its step. While P of step 3 is computed, the tensor cores run dQ of step 2:
+# The next picture shows steps 3 and 4 of the kernel's order in more detail. Each job has the number of the step that it
+# belongs to, so you can see that the tensor cores run dQ of step 2 while P of step 3 is computed:
 
 # %%
 show("backward_step")
@@ -279,7 +282,9 @@ show("backward_step")
 #
 # So dQ must stay in L2, and L2 itself must carry out the additions. It does so in b00 as well as here. One head's fp32
 # dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits. To keep it in L2, the kernel works through one head after
-# another if there is no mask. With a mask, it runs several heads side by side, but only as many as fit into L2.
+# another if there is no mask. With a mask, column blocks take different amounts of time, so several heads run side by
+# side to balance the load. Their Q, dO and fp32 dQ should then take at most 32 of the 60 MiB of L2, although the kernel
+# runs more heads if the SMs would otherwise be idle.
 #
 # In b00, however, the threads have to request these additions from L2 one value at a time, and TMA can take this work
 # over. A **bulk reduction**, or TMA reduction, is a TMA copy from shared memory to global memory that adds to the old
@@ -301,17 +306,17 @@ show("pipelines_backward")
 # matmuls, and the moment at which TMA has finished reading the dQ buffer.
 
 # %% [markdown]
-# ## Part 3 · The kernel (27 minutes)
+# ## Part 3 · The kernel (23 minutes)
 # Now we read the code that runs on the GPU, from the copies that come in to the last matmul of a step.
 #
 # ### Three copies, one barrier
 #
-# `RowBlockPipeline` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings `acc_init`,
-# the initial values of the accumulators, which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier,
-# so the producer announces the bytes of all three with a single arrival. The method `load_acc_init` reads $-L/\tau$ or
-# $-D$. In Sᵀ, the queries are columns, and each thread reads the values for its own queries. The line with
-# `reinterpret` moves no data. It only views the bytes of the stage as two rows of B_r fp32 values, of which
-# `index(which)` picks one:
+# `RowBlockPipeline` is a ring with two stages. Three copies fill a stage. The first brings Q, the second brings dO, and
+# the third brings `acc_init`, the initial values of the accumulators, which are a row of $-L/\tau$ and a row of $-D$.
+# All three share one barrier, so the producer announces the bytes of all three with a single arrival. The method
+# `load_acc_init` reads $-L/\tau$ or $-D$. In Sᵀ, the queries are columns, and each thread reads the values for its own
+# queries. The line with `reinterpret` moves no data. It only views the bytes of the stage as two rows of B_r fp32
+# values, of which `index(which)` picks one:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
@@ -334,13 +339,13 @@ read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
 # | `n_step` | the number of the row block that a step of the loop processes |
 # | `steps` | the number of row blocks that see this column block |
-# | `bounds` | from the function `seeing_rows`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
+# | `bounds` | from the function `seeing_rows`: the first row that sees each key, and `CUT`, which is true if the call has a mask or if its last column block is incomplete |
 # | `load_kv` | waits for K and V, and returns V |
-# | `v_regs` | from `load_v`: at d = 128 without a mask, half of V in registers, 16 per thread, and otherwise V as it is |
+# | `v_regs` | from `load_v`: at d = 128 without a mask, usually half of V in registers, 16 per thread, and otherwise V as it is |
 # | `COLS` | 64, the number of keys per consumer |
 # | `acc_layout(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
 # | `dq_accum` | the descriptor of the fp32 dQ buffer |
-# | `semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
+# | `semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip the lines that call it |
 #
 # The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. The option is off,
 # because with Triton 3.9, it does not make the kernel faster.
@@ -361,8 +366,8 @@ read(KERNEL, "consumer", begin="bounds = seeing_rows", end="write_dk_dv(c", off=
 #
 # ### The step
 #
-# At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. In all other cases,
-# `dv_late` is on, so matmul 2 starts only after dS:
+# At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. At d = 64, and at d =
+# 128 without a mask, `dv_late` is on, so matmul 2 starts only after dS:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
@@ -377,12 +382,15 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
-# When does dV's matmul start? This depends on the registers. The step needs P in fp32 until it has computed dS. If dV's
-# matmul starts early, the thread also has to hold a 16-bit copy of P while dP's matmul runs. This copy has 64 · $B_r$
-# values of half a register each, so it takes $B_r$ / 4 registers per thread. If the matmul starts late, dP and the fp32
-# values of P are no longer needed by then, so the copy costs nothing extra. dQ does not appear in the table, because it
-# needs no more registers than dP and is handed over before dP begins. Each compiled kernel is for one d, either with or
-# without a mask, and each of these cases has its own order:
+# When does dV's matmul start? This depends on the registers, because a step needs P in two formats. It needs P in fp32
+# until it has computed dS, and in 16 bits as the left operand of dV's matmul. If that matmul starts late, after dS,
+# then dP and the fp32 values of P are no longer needed, so the 16-bit copy of P costs nothing extra. If it starts
+# early, however, the thread has to hold the copy while dP's matmul runs. The copy has 64 · $B_r$ values of half a
+# register each, so it takes $B_r$ / 4 registers per thread.
+#
+# Each compiled kernel is for one d, either with or without a mask. For each of these cases, the table adds up what a
+# thread would hold during dP's matmul if dV started early. dQ is not part of the sum, because it needs no more
+# registers than dP and is handed over before dP begins:
 #
 # | case | dK, dV, P and dP | half of V (`load_v`) | 16-bit P, if early | sum, if early | the kernel starts dV |
 # | --- | ---: | ---: | ---: | ---: | --- |
@@ -393,7 +401,9 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # Of a thread's 240 registers, 208 leave enough for the rest of the code, but 224 do not. For example, at d = 128
 # without a mask, an early start makes Triton 3.9 spill values into slower memory. Triton 3.6 kept fewer addresses in
 # registers, and an earlier version of the kernel, compiled with it, did start dV early in this case (part 5). The last
-# row is the order that part 2 models as `kernel_order`.
+# row is the order that part 2 models as `kernel_order`. It is also the order of two kinds of calls without a mask at d
+# = 128, namely calls with an incomplete last column block and deterministic calls (part 5). Neither of them keeps half
+# of V in registers.
 #
 # The order has a second effect. If dV's matmul starts late, nothing needs P before dS, so NVIDIA's assembler, `ptxas`,
 # is free to delay exponentials until after the wait for dQ. They then run next to another matmul, or next to none of
@@ -446,7 +456,7 @@ read(KERNEL, "exchange_ds")
 # </details>
 
 # %% [markdown]
-# ## Part 4 · How dQ leaves, and the launches (7 minutes)
+# ## Part 4 · How dQ leaves, and the launches (6 minutes)
 # In every step but the first, `add_dq` hands over a part of dQ. We now follow these parts to the finished dQ, and look
 # at the kernels that run before and after the one that you have read.
 #
@@ -493,7 +503,7 @@ show("dq_path")
 show("backward_launches")
 
 # %% [markdown]
-# ### Too few column blocks
+# ### What if there are too few column blocks?
 #
 # With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
 # share this K/V head. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a
@@ -505,7 +515,7 @@ show("backward_launches")
 show("waves_divided")
 
 # %% [markdown]
-# ## Part 5 · Cost and determinism (20 minutes)
+# ## Part 5 · Cost and determinism (17 minutes)
 # How much does the order of a step gain, and what does it cost if dQ has to be the same in every run?
 #
 # ### How much does the order help?
@@ -541,12 +551,13 @@ for idea in (
 # the table in part 1 shows. If a kernel already uses every register, an overlap that needs still more registers makes
 # the kernel slower.
 #
-# One cell seems to contradict part 3. At d = 128 without a mask, the star shows that the earlier version started dV
-# *early*, and starting it after dS made that version 9% slower. Yet the current kernel starts dV after dS in this case.
-# The compiler explains the difference. The earlier version also kept half of V in registers, so it needed the 224
-# registers listed in part 3's table, but with Triton 3.6, the early start was faster nevertheless. With Triton 3.9,
-# which keeps more addresses in registers, the same order spills, so we gave up the early start. No recorded run
-# compares the two orders with Triton 3.9, so we do not know how their speeds compare there.
+# One number in the first line of the output seems to contradict part 3. At d = 128 without a mask, the star shows that
+# the earlier version started dV *early*, and starting it after dS made that version 9% slower. Yet the current kernel
+# starts dV after dS in this case. The compiler explains the difference. The earlier version also kept half of V in
+# registers, so with an early start, it needed the 224 registers that part 3's table lists for this case. With Triton
+# 3.6, the early start was faster nevertheless. Triton 3.9 keeps more addresses in registers, so with it, the same order
+# spills, and we gave up the early start. No recorded run compares the two orders with Triton 3.9, so we do not know how
+# their speeds compare there.
 #
 # We also tried nine further ideas on the current kernel, and kept four of them:
 #
@@ -722,7 +733,8 @@ for row in repeated:
 # can write to it. We recorded the table's times with this filling switched off, so they show the cost of the turns
 # alone. With the filling on, the gradients and the fp32 buffers are written one extra time in each call.
 #
-# ## Part 6 · Results, and an exercise (18 minutes)
+# ## Part 6 · Results, and an exercise (16 minutes)
+# How fast is the kernel now, and what keeps it below the limit of its units?
 #
 # ### How fast is it?
 #
@@ -783,7 +795,7 @@ show("rooflines_one_pass")
 # - A consumer owns 64 keys and keeps their dK and dV in registers. Keys are the rows of each tile, so only dS has to be
 #   transposed.
 # - At d = 128 under the mask, a step computes S, then the exponentials alongside the previous step's dQ, and then dV,
-#   dP and dK. In all other cases, dV comes after dS, because registers are scarce.
+#   dP and dK. At d = 64, and at d = 128 without a mask, dV comes after dS, because registers are scarce.
 # - The terms of dQ are added in no fixed order, so its last bits differ from run to run. A deterministic dQ requires
 #   either a second pass or turns, and turns are cheaper.
 

@@ -97,8 +97,8 @@ show("rooflines_decode")
 # With 8 K/V heads, 132 SMs and one program per head, most SMs would be idle. But a head has 1,024 tiles of 64 keys, so
 # we can cut its tiles into *splits* and launch a program for each split (split-KV). How many programs run at once? That
 # depends on the kernel. Here we count for the package's decode kernel, which is timed in the section *How near is the
-# limit?* Its programs have four *stages* of 32 KiB, for a tile of K and a tile of V each. Together, these take more
-# than half of an SM's shared memory, so only one program fits on an SM.
+# limit?* Each of its programs has four *stages*, and each stage holds a tile of K and a tile of V, 32 KiB together. The
+# four stages take 128 KiB, which is more than half of an SM's shared memory, so only one program fits on an SM.
 #
 # The next cell schedules these programs with the model of chapter 06. Its unit of time is a tile, and each program
 # needs one extra unit to start. `end` is the time at which the last program ends, and `busy` is the share of all SMs'
@@ -119,9 +119,10 @@ for n in (1, 16, 17, 33):
 # %% [markdown]
 # ## What does a split leave behind?
 #
-# Each split gets `share` keys, rounded up to whole tiles, so split w reads the keys from $w \cdot share$ up to, but not
-# including, $(w + 1) \cdot share$. Its program uses `load_rows` and `visit` from chapter 08, where row r sees the keys
-# before `seen[r]`. Here, every row sees the keys before `last`.
+# We divide the keys of a head by the number of splits, and round the result up to whole tiles. Each split gets this
+# number of keys, its `share`, so split w reads the keys from $w \cdot share$ up to, but not including, $(w + 1) \cdot
+# share$. Its program uses `load_rows` and `visit` from chapter 08, where row r sees the keys before `seen[r]`. Here,
+# every row sees the keys before `last`.
 #
 # In chapter 06, each worker stored its finished result, with $o$ already divided by $\ell$. Here, a split stores $o$, m
 # and $\ell$ as they are, so the merge divides only once. These d + 2 values per row are a partial result, which we call
@@ -195,8 +196,9 @@ for w in range(5):
 # ## How do parts become one row?
 #
 # The program of each split has found its own maximum. The merge is the one from chapter 02, extended to several states
-# at once. It takes the largest m of all parts, computes a factor $\beta$ for each part, and forms two sums. There is
-# one program for each row of each head.
+# at once. It takes the largest m of all parts and computes a factor $\beta = 2^{m_w - m}$ for each part w. Then it adds
+# up $\beta\, o_w$ and $\beta\, \ell_w$ over the parts, and divides the first sum by the second. There is one program
+# for each row of each head.
 
 # %%
 @triton.jit
@@ -352,8 +354,8 @@ for n, speed in stages.items():
 #   a tile takes to arrive, further stages change nothing.
 #
 # The measurement shows both. A second tile in flight makes a program 1.5 times as fast, so with two stages, it does
-# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy: the work
-# on a tile takes about 0.76 µs.
+# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy, and the
+# work on a tile takes about 0.76 µs.
 #
 # For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
 # work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
@@ -447,7 +449,7 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # The kernels of this chapter show where the differences come from. A row that is cut into five splits is rounded
 # differently from one that is not cut, for two reasons. Its terms are added in a different order, and p is rounded to
 # 16 bits relative to a different maximum. `attention()` rounds O to 16 bits at the end, and this hides the difference
-# in the other 54% of the numbers above. To see all differences, the next cell stores O in fp32:
+# in all the other numbers above. To see all differences, the next cell stores O in fp32:
 
 # %% tags=["nbval-ignore-output"]
 # O of all rows, in fp32
@@ -498,7 +500,8 @@ for N_k in (65536, 8192, 2048):
 # and leaves a part that is about an eighth as large, counting both its write and its read.
 #
 # What does that cost in time? On an H200, we timed `attention` with a fixed number of splits, for 32 query heads that
-# share 8 K/V heads, and divided by the time that it takes if it chooses the number itself:
+# share 8 K/V heads, and divided by the time that it takes if it chooses the number itself. A ratio of 2.00 would mean
+# that the call takes twice as long with the fixed number:
 
 # %% tags=["hide-input"]
 fixed = {}  # {number of splits: {(keys, sequences): how many times as long}}
@@ -512,12 +515,12 @@ for N_k, batch in fixed[1]:
     print(f"{N_k:6,}{batch:13}" + "".join(f"{found[N_k, batch]:13.2f}" for found in fixed.values()))
 
 # %% [markdown]
-# A single split makes a single sequence up to ten times slower. The model of the section *Are eight heads enough?*
-# predicts 1,025 / 65 = 16 times, because it does not know that the 128 programs of 16 splits together reach the limit
-# of DRAM. With 16 sequences or more, a single split costs next to nothing. With 16 splits, the batches in the table
-# take at most 12% longer, and with 16,384 keys or more, at most 3%. With 32 splits, short caches pay for the parts. So
-# if rows must not depend on the batch, a fixed number that suits a single sequence is cheap for large batches too,
-# unless the caches are short.
+# With a single split, a single sequence takes up to ten times as long. The model of the section *Are eight heads
+# enough?* predicts 1,025 / 65 = 16 times, because it does not know that the 128 programs of 16 splits together reach
+# the limit of DRAM. With 16 sequences or more, a single split costs next to nothing. With 16 splits, the batches in the
+# table take at most 12% longer, and with 16,384 keys or more, at most 3%. With 32 splits, calls with short caches take
+# longer still, because their parts are no longer small compared with the cache. So if rows must not depend on the
+# batch, a fixed number that suits a single sequence is cheap for large batches too, unless the caches are short.
 
 # %% [markdown]
 # ## Where is key 20?

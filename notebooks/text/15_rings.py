@@ -93,7 +93,7 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # %% [markdown]
 # Every rank merges the blocks in a different order, but this only changes the last bits of the result.
 #
-# An alternative works without a ring. In an **all-to-all**, every rank sends a different message to every other rank.
+# There is also a method without a ring. In an **all-to-all**, every rank sends a different message to every other rank.
 # One all-to-all before attention gives each rank all rows of some heads, and another one after attention returns the
 # rows of O to the ranks that own them (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs at
 # least one head for each rank.
@@ -210,15 +210,15 @@ for rank, counts in enumerate(model.tiles_per_step(quarters, "zigzag", causal=Tr
 
 # %% [markdown]
 # Within each column, all ranks have the same number. The figure shows both cuts at a real size, with 131,072 tokens and
-# tiles of 128 × 128:
+# tiles of 128 × 128. Each number is the rank that computes this part of the scores:
 
 # %% tags=["hide-input"]
 show("zigzag")
 
 # %% [markdown]
-# Each number in the figure is the rank that computes this part of the scores. The share on the left is 57% instead of
-# 58%, because the tiles on the diagonal, of which every rank has the same number, are a smaller part of the work at
-# this size.
+# The bars below the squares count the tiles of each rank. The share for contiguous shards is 57% here instead of 58%,
+# because the tiles on the diagonal, of which every rank has the same number, are a smaller part of the work at this
+# size.
 #
 # Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
 # back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
@@ -242,10 +242,9 @@ show("zigzag")
 show("ring_schedule")
 
 # %% [markdown]
-# Since no step changes K and V, a rank can send them on while it computes with them.
-#
-# In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they travel
-# one step later than their keys.
+# Since no step changes K and V, a rank can send them on while it computes with them. This is different for the
+# accumulators dK and dV of the backward pass. They cannot leave before a step has added its part to them, so they
+# travel one step later than their keys.
 #
 # At both ends of the backward pass, something arrives while a rank has no other rank's block to compute with. At the
 # start, the first K and V are on their way, and at the end, the rank's own dK and dV come home. A rank therefore cuts
@@ -275,10 +274,12 @@ show("ring_schedule")
 # A transfer costs no time if it finishes before the computation that runs at the same time. When is that the case?
 # Suppose a shard has n rows. Per head, one step of the causal forward pass does $2n^2d$ FLOPs, because zigzag's steps
 # compute half of the n × n scores at $4d$ FLOPs each. The same step sends $4nd$ bytes (K and V, at 2 bytes per
-# element). The FLOPs grow with $n^2$ but the bytes only with $n$, so long shards can hide their transfers behind the
-# computation. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$
-# FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as
-# much data and does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
+# element).
+#
+# The FLOPs grow with $n^2$ but the bytes only with $n$, so long shards can hide their transfers behind the computation.
+# The two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$ FLOP/s $/$
+# (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as much data and
+# does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
 # These are the smallest shards that hide their transfers, for three chips and for the recorded run:
 
@@ -309,9 +310,10 @@ for name, (flops, link) in speeds.items():
 # with 16 heads of d = 128, at lengths that still fit on one GPU.
 #
 # Apart from computing and sending K and V, the package's ring has one more task. Before any transfer, each rank sends
-# all other ranks a *header* with its number of rows and its options. If the headers do not agree, all ranks stop.
-# Without this check, a rank with other options could send fewer or shorter messages than its neighbours expect, and the
-# neighbours would wait forever.
+# all other ranks a *header* with its number of rows and its options. While the headers are on their way, the rank
+# already computes a part of the work with its own block. If the headers do not agree, all ranks stop. Without this
+# check, a rank with other options could send fewer or shorter messages than its neighbours expect, and the neighbours
+# would wait forever.
 #
 # **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms, and
 # four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?

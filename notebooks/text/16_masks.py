@@ -140,19 +140,37 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 #
 # Only the tiles that the edges of a window cross need a mask, and masking takes time, so how many are there? If a
 # causal window is wider than a tile, these are the tiles at its two edges. With square tiles of B × B, a row block has
-# one such tile on the diagonal. At the left edge, the window moves by one key per row. So between the top and the
-# bottom row of the block, B − 1 consecutive keys drop out of the window, and the tiles that contain them need a mask.
-# These are two tiles, unless all B − 1 keys are in the same one. For example, with B = 4 and left = 6, the windows of
-# rows 8 to 11 begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 leave the window, so tiles 0 and 1 need a mask. With left =
-# 8, the keys 0, 1 and 2 leave it, and they are all in tile 0.
+# one such tile on the diagonal, which is the window's right edge. At the left edge, the window moves by one key per
+# row. So between the top and the bottom row of the block, B − 1 consecutive keys drop out of the window, and the tiles
+# that contain them need a mask. These are two tiles, unless all B − 1 keys are in the same one. The sketch shows rows 8
+# to 11 for B = 4 and two windows, with a `#` for each key that a row sees:
 #
-# In general, when are these keys in a single tile? A tile has B keys, so B − 1 consecutive keys fit into it only if
-# they begin at its first key or at its second. The top row of block i is row iB, whose window begins at key iB − left,
-# so this is the first key that leaves. It is the first key of a tile if `left` is a multiple of B, and the second key
-# of a tile if `left` + 1 is a multiple of B. For every other `left`, two tiles at the left edge need a mask.
+# ```text
+# left = 6   tile 0    tile 1    tile 2
+# row  8     · · # #   # # # #   # · · ·
+# row  9     · · · #   # # # #   # # · ·
+# row 10     · · · ·   # # # #   # # # ·
+# row 11     · · · ·   · # # #   # # # #
+#            mask      mask      mask
+#
+# left = 8   tile 0    tile 1    tile 2
+# row  8     # # # #   # # # #   # · · ·
+# row  9     · # # #   # # # #   # # · ·
+# row 10     · · # #   # # # #   # # # ·
+# row 11     · · · #   # # # #   # # # #
+#            mask      FULL      mask
+# ```
+#
+# With left = 6, the windows of these rows begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 drop out, so tiles 0 and 1 need
+# a mask. With left = 8, keys 0, 1 and 2 drop out, and they are all in tile 0.
+#
+# In general, when are the keys that drop out in a single tile? A tile has B keys, so B − 1 consecutive keys fit into it
+# only if they begin at its first key or at its second. The top row of block i is row iB, whose window begins at key iB
+# − left, so this is the first key that drops out. It is the first key of a tile if `left` is a multiple of B, and the
+# second key of a tile if `left` + 1 is a multiple of B. For every other `left`, two tiles at the left edge need a mask.
 
 # %% [markdown]
-# ## Many documents in one row
+# ## Many documents in one sequence
 #
 # Documents have different lengths. A batch pads all of them to the length of the longest, so with 100, 30 and 70
 # tokens, 100 of 300 tokens are padding. *Packed* sequences are stored one after another instead, together with a list
@@ -233,8 +251,8 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 # In this book, a masked score is −∞. Many programs instead write a large negative number such as −10,000 into their
 # masks. As long as a row sees some key with an ordinary score, there is no difference, because $e^{-10000}$ is 0 as
 # well. But in a row that sees no key, no score is ahead of the masked ones, so softmax gives the masked keys a total
-# weight of 1. Moreover, the lowest number of fp16 is −65,504, so adding two masks that contain it overflows. [Appendix
-# D](D_numbers.ipynb) shows the bugs that such numbers have caused:
+# weight of 1. Moreover, the lowest number of fp16 is −65,504, so adding two masks that contain it overflows. The next
+# cell shows both effects, and [appendix D](D_numbers.ipynb) shows bugs that such numbers have caused:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked

@@ -104,8 +104,9 @@ for N in (2048, 8192, 16384, 32768):
 # ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
 #
 # But the kernel does not need this tensor. Each of its values follows from the head, the row and the column, and a
-# kernel that applies a mask has all three in registers anyway. So it can just as well compute each value where it
-# needs it. A few instructions per score are far cheaper than two bytes from DRAM:
+# kernel that applies a mask has all three in registers anyway. So it can just as well compute each value where it needs
+# it. A few instructions per score are far cheaper than two bytes from DRAM, as the costs of chapter 00 show, which
+# count the FLOPs that the tensor cores could do in the same time:
 
 # %%
 price = rates(chips.H200).in_flops()
@@ -638,7 +639,7 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 # In the kernel above, the bias is divided by the scale, because the scale is applied later. If you forget this
 # division, the bias is scaled as well. The following loop makes exactly this mistake. The examiner from [appendix
 # C](C_package.ipynb) runs the loop on small problems, one of which has a bias in the form of a dense array, and
-# compares the loop's results with those of known mistakes. It calls such an array an *additive mask*:
+# compares the loop's results with those of known mistakes. The examiner calls such an array an *additive mask*:
 
 # %%
 def mine(q, k, v, bias=None):  # (batch, heads, N, d)
@@ -696,15 +697,17 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #   columns, the rows and the slope need additional registers. If ptxas runs out of registers, it either spills values
 #   into slower memory or no longer lets matmuls overlap, so that the kernel waits for each of them.
 #
-# What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. ALiBi
-# takes two more instructions per score. One FMA computes the bias from the column, as slope · column − slope · row, if
-# slope · row is computed once per row. The other instruction subtracts m. So each of the tile's four warps issues 2 ·
-# 64 = 128 more instructions per tile. Each of the SM's four schedulers serves one of these warps and issues one
-# instruction per clock, so the issue slots are busy for 128 more clocks. Chapter 10 gave the clocks that a tile at d =
-# 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again, now for both
-# values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks on the busiest
-# unit, before and after ALiBi is added. The paragraph after the output begins with **Prediction**, which marks what a
-# model predicts and we have not measured:
+# What would the scale and the lost fast path cost? ALiBi takes two more instructions per score. One FMA computes the
+# bias from the column, as slope · column − slope · row, if slope · row is computed once per row. The other instruction
+# subtracts m. Each thread holds 64 of the scores in a tile of 64 × 128, so each of the tile's four warps issues 2 · 64
+# = 128 more instructions per tile. Each of the SM's four schedulers serves one of these warps and issues one
+# instruction per clock, so the issue slots are busy for 128 more clocks.
+#
+# Whether these clocks make the kernel slower depends on which unit is the busiest. Chapter 10 gave the clocks that a
+# tile at d = 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again,
+# now for both values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks on
+# the busiest unit, before and after ALiBi is added. In this chapter, a paragraph that begins with **Prediction** tells
+# what a model predicts and we have not measured:
 
 # %%
 print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   "
@@ -763,7 +766,7 @@ for case, longer in with_alibi().items():
 # So far, you have changed the function. About every two years, however, NVIDIA changes the GPU. The generation after
 # Hopper is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has
 # been published about it into the models of this book. A paragraph that begins with **Prediction** is again a model's
-# answer, so it may one day turn out to be wrong.
+# answer, so measurements may one day show that it is wrong.
 #
 # ### Which unit finishes last?
 #
@@ -875,10 +878,10 @@ for degree in range(1, 6):
     print(f"{degree:6}{relative:17.1e}{in_ulp:17.4f}{other:33.2%}")
 
 # %% [markdown]
-# An *ulp* is the distance between two neighbouring floating-point numbers. P is rounded to bf16, which has 8 bits (as
-# in `rounded(y, 8)`), before the second matmul, and this rounding alone introduces errors of up to half an ulp. A cubic
-# adds less than 0.015 ulp, so fewer than one weight in a hundred is rounded to the other neighbour. FlashAttention-4
-# also uses a cubic, and its authors report a relative error of $8.8 \cdot 10^{-5}$.
+# An *ulp* is the distance between two neighbouring floating-point numbers. Before the second matmul, P is rounded to
+# bf16, whose numbers have 8 significant bits (hence `rounded(y, 8)`), and this rounding alone introduces errors of up
+# to half an ulp. A cubic adds less than 0.015 ulp, so fewer than one weight in a hundred is rounded to the other
+# neighbour. FlashAttention-4 also uses a cubic, and its authors report a relative error of $8.8 \cdot 10^{-5}$.
 #
 # What share of the exponentials should move to the FP32 units? Chapter 10 tried this on an H200, with nine
 # instructions in place of one exponential, and it did not pay off there. For a B200, the model finds the following
@@ -912,11 +915,12 @@ for d in (64, 128):
 #
 # ### Where are S and O?
 #
-# On Hopper, the result of a matmul is in registers, and this fact shaped much of chapters 12b and 13. O and S take 64
-# registers each per thread, and the steps have to be ordered so that nothing spills. On Blackwell, each SM has an
-# additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows, called lanes, and 512 columns of four
-# bytes. The matmul instruction, `tcgen05.mma`, writes its result there. The operands come from shared memory, except
-# that P can also come from tensor memory. The figure compares the two generations:
+# On Hopper, the result of a matmul is in registers, and this fact shaped much of chapters 12b and 13. At d = 128 and
+# with tiles of 128 keys, O and S take 64 registers each per thread, and the steps have to be ordered so that nothing
+# spills. On Blackwell, each SM has an additional memory for results, the *tensor memory* of 256 KiB. It has 128 rows,
+# called lanes, and 512 columns of four bytes. The matmul instruction, `tcgen05.mma`, writes its result there. The
+# operands come from shared memory, except that P can also come from tensor memory. The figure compares the two
+# generations:
 
 # %% tags=["hide-input"]
 show("tensor_memory")

@@ -154,7 +154,7 @@ def test_tune_prints_the_fastest_correct_config(monkeypatch, capsys):
             call()
         return {blocks: tune.Timing(blocks.B_r + blocks.B_c, 0, 0) for blocks in calls}
 
-    monkeypatch.setattr(tune, "measure", measure)
+    monkeypatch.setattr(tune, "measure_kernels", measure)
     assert tune.main(["--d", "16", "--dtype", "float32"]) == 0
     told = capsys.readouterr().out
     assert told.count(", 16: (16, 16, 4, 1)  # 32.000 ms; before (") == 6 and "entries of FP32" in told

@@ -11,7 +11,7 @@ from fa2_lab.machine import reasons
 from fa2_lab.records import Record, load
 from fa2_lab.tools import command
 from fa2_lab.tools import ladder as page
-from fa2_studio.bench.results import save_record
+from fa2_studio.bench.recording import save_record
 
 
 def row_of(text: str, rung: str) -> list[str]:
@@ -64,4 +64,4 @@ def test_ladder_without_a_record_says_how_to_make_one(tmp_path, monkeypatch, cap
     assert "fa2_lab bench ladder" in capsys.readouterr().err
     save_record(Record("ladder", load("ladder", records.IN_A_CHECKOUT).machine, "by hand", missing=["all"]), tmp_path)
     assert command.main(["ladder"]) == 2 and "no row of the table's shape yet" in capsys.readouterr().err
-    assert records.compared_with(("r00_standard", "fa2_lab")) == "fa2_lab"  # where no peer can run
+    assert records.ladder_baseline(("r00_standard", "fa2_lab")) == "fa2_lab"  # where no peer can run

@@ -10,7 +10,7 @@ from bench_records import MACHINE, compare, suite  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
-from fa2_studio.bench import command, implementations, results, suites, train  # noqa: E402
+from fa2_studio.bench import command, implementations, recording, suites, train  # noqa: E402
 from fa2_studio.bench.compare import DIRECTIONS, Plan, run_plan  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -45,15 +45,15 @@ def test_interrupted_bench_keeps_rows_and_names_missing_ones():
 @pytest.mark.parametrize("options, how", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
 def test_partial_bench_run_is_merged_into_the_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(results, "environment", lambda: MACHINE)
-    results.save_record(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
+    monkeypatch.setattr(recording, "environment", lambda: MACHINE)
+    recording.save_record(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
     asked = []
 
     def measure(name, **given):
         asked.append((name, given))
         return Plan(Record(name, MACHINE, "", sustained=[compare()], sustained_protocol="without pauses"))
 
-    monkeypatch.setattr(suites, "plan_grid", measure)
+    monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
     kept = records.load("paper", tmp_path)
     assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([compare(d=64)], [compare()])
@@ -69,7 +69,7 @@ def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_pa
             raise KeyboardInterrupt
         return Plan(Record(name, MACHINE, "by hand", rows=[compare()]))
 
-    monkeypatch.setattr(suites, "plan_grid", measure)
+    monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", "long", "--folder", str(tmp_path)]) == 1
     assert "paper: RuntimeError: no such chip" in capsys.readouterr().out
     assert records.load("long", tmp_path).rows == [compare()] and not records.path_of("paper", tmp_path).exists()
@@ -80,8 +80,8 @@ def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_pa
 
 def test_partial_bench_run_on_another_gpu_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(results, "environment", lambda: MACHINE | dict(gpu="NVIDIA H100"))
-    results.save_record(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
+    monkeypatch.setattr(recording, "environment", lambda: MACHINE | dict(gpu="NVIDIA H100"))
+    recording.save_record(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
     with pytest.raises(ValueError, match=r"^folder: got .*, whose paper is of an NVIDIA H200; on an NVIDIA H100 it"):
         command.main(["paper", "--sustained", "--folder", str(tmp_path)])
 

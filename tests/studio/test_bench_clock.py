@@ -40,7 +40,7 @@ def calls_of(clocks: Clocks, order: list, **milliseconds: float) -> dict:
 
 def test_measured_time_excludes_cache_flush_head_start_and_host(clocks):
     flushed = []
-    found = protocol.measure(
+    found = protocol.measure_kernels(
         calls_of(clocks, [], a=0.5, b=2.0, c=0.01) | dict(broken=lambda: [][0]),
         repeats=5,
         flushing=lambda: lambda: flushed.append(clocks.work(0.007)),
@@ -54,7 +54,7 @@ def test_measured_time_excludes_cache_flush_head_start_and_host(clocks):
 
 def test_implementations_run_in_random_order_in_each_round(clocks):
     order = []
-    protocol.measure(calls_of(clocks, order, a=1.0, b=1.0, c=1.0), repeats=12, flushing=lambda: lambda: None)
+    protocol.measure_kernels(calls_of(clocks, order, a=1.0, b=1.0, c=1.0), repeats=12, flushing=lambda: lambda: None)
     turns = "".join(order[3 * protocol.WARM_UP :])
     rounds = [turns[n : n + 3] for n in range(0, len(turns), 3)]
     assert len(rounds) == 12 and all(sorted(each) == ["a", "b", "c"] for each in rounds)
@@ -69,7 +69,7 @@ class NoMeter(nullcontext):
         return self
 
     def between(self, first, last):
-        return [1500.0, 690.0] if last - first >= protocol.SECONDS else []
+        return [1500.0, 690.0] if last - first >= protocol.SUSTAINED_SECONDS else []
 
 
 @pytest.mark.parametrize("ms", [0.3, 70.0, 900.0])
@@ -101,7 +101,7 @@ def test_clock_and_power_are_medians_of_concurrent_readings():
     lines = "printf '1500, 600, 0x1\\n[N/A], 3, 0x0\\n1700, 690.5, 0x5\\n1600, 650, 0x4\\n'; sleep 30"
     with PowerMeter(["bash", "-c", lines]) as meter:
         begun = time.perf_counter()
-        while len(meter.noted) < 3 and time.perf_counter() < begun + 10:
+        while len(meter.readings) < 3 and time.perf_counter() < begun + 10:
             time.sleep(0.01)
         assert meter.between(begun - 10, begun + 10) == [1600.0, 650.0, 1.0]
         assert meter.between(begun + 10, begun + 20) == []
@@ -111,9 +111,10 @@ def test_clock_and_power_are_medians_of_concurrent_readings():
 
 
 def test_clock_and_power_readings_reach_the_row(clocks):
-    prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
-    row = compare.compare({}, "forward", prepares, 1e9, protocol.measure_sustained)
-    assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
+    calls = calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0)
+    prepare_by_name = {name: lambda call=call: call for name, call in calls.items()}
+    row = compare.compare({}, "forward", prepare_by_name, 1e9, protocol.measure_sustained)
+    assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in calls}
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 
 
@@ -142,7 +143,7 @@ def test_host_time_is_measured_over_consecutive_calls(clocks):
         clocks.host += 50.0 if first else seconds  # what comes after another contestant is slow
 
     calls = {name: partial(call, name, seconds) for name, seconds in (("a", 2e-6), ("b", 3e-6))}
-    found = protocol.measure_host_time(calls | dict(b=dense.WithContext(calls["b"], held)), turns=4)
+    found = protocol.measure_host_time(calls | dict(b=dense.WithContext(calls["b"], held)), rounds=4)
     assert {name: 1e3 * timing.median for name, timing in found.items()} == pytest.approx(dict(a=2.0, b=3.0), rel=1e-3)
     assert all(within == (name == "b") for name, within in log)
 
@@ -151,7 +152,7 @@ def test_ceilings_equal_work_over_time_and_flush_exceeds_l2(monkeypatch):
     monkeypatch.setattr(dense, "gemm_call", lambda: ("a product", 6e12))
     monkeypatch.setattr(dense, "copy_call", lambda: ("a copy", 8e9))
     times = dict(gemm=protocol.Timing(12, 12, 12), copy=protocol.Timing(2, 2, 2))
-    monkeypatch.setattr(compare, "measure", lambda calls: times)
+    monkeypatch.setattr(compare, "measure_kernels", lambda calls: times)
     assert compare.measure_ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
     monkeypatch.setattr(protocol, "l2_bytes", lambda: 50)
     monkeypatch.setattr(torch, "empty", lambda size, **kind: SimpleNamespace(zero_=size))

@@ -15,16 +15,16 @@ from bench_records import MACHINE, compare, suite
 from fa2_lab import records
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
-from fa2_studio.bench import command, page, readme, record_page, results
-from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.suites import GRIDS
+from fa2_studio.bench import command, readme, record_page, recording, results_page
+from fa2_studio.bench.registry import RECORDS_WITHOUT_COMMAND, SUITES
+from fa2_studio.bench.suites import PROBLEM_SETS
 
 # Records ------------------------------------------------------------------------------------------------------
 
 
 def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
     kept = suite(compare(), compare(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
-    path = results.save_record(kept, tmp_path / "new")
+    path = recording.save_record(kept, tmp_path / "new")
     assert path.name == "bench_paper.json" and records.load("paper", tmp_path / "new") == kept
 
     def full(*given):
@@ -32,7 +32,7 @@ def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space left"):
-        results.save_record(suite(), tmp_path / "new")
+        recording.save_record(suite(), tmp_path / "new")
     assert records.load("paper", tmp_path / "new") == kept and list(path.parent.iterdir()) == [path]
 
 
@@ -63,15 +63,15 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     old.sustained, old.sustained_protocol = [way("forward", 128, 3.0)], "without a pause"
     part = at("bbbbbbb", way("over N", 128, 4.0))
     part.ceilings = {"GEMM TFLOP/s": 1.0}
-    results.save_record(results.merge_records(old, part), tmp_path)
+    recording.save_record(recording.merge_records(old, part), tmp_path)
     kept = records.load("paper", tmp_path)
     assert kept.rows[:2] == old.rows[:2] and (kept.sustained, kept.curves) == (old.sustained, old.curves)
-    assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer in its grid goes"
+    assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer among its problems goes"
     assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
     assert record_page.commit_text(kept, MACHINE) == "aaaaaaa; over N at bbbbbbb"
     again = at("ccccccc", way("forward", 64), way("forward", 128))
     again.machine["triton"], again.ceilings = "3.9", part.ceilings
-    kept = results.merge_records(kept, again)
+    kept = recording.merge_records(kept, again)
     assert kept.ceilings == part.ceilings, "of the run that most rows are from"
     assert (
         record_page.commit_text(kept, kept.machine)
@@ -79,12 +79,12 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     )
     assert kept.made().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
     again.machine = again.machine | dict(gpu="NVIDIA H100")
-    assert results.merge_records(kept, again) is again and results.merge_records(None, again) is again
+    assert recording.merge_records(kept, again) is again and recording.merge_records(None, again) is again
 
 
 def test_interrupted_run_keeps_old_rows_that_it_missed():
     old = at("aaaaaaa", way("forward", 64), way("forward", 128))
-    kept = results.merge_records(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
+    kept = recording.merge_records(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
     assert [(row.problem["d"], row.values["fa2_lab"]) for row in kept.rows] == [(64, [2.0]), (128, [9.0])]
     assert [row.machine for row in kept.rows] == [{}, {"commit": "bbbbbbb"}] and kept.missing == ["forward, d 64"]
 
@@ -94,10 +94,14 @@ def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
     record = records.load(suite.stem.removeprefix("bench_"))
     assert re.match(r"[0-9a-f]{7,}( |$)|sources [0-9a-f]{12}", record.machine["commit"])
     name = suite.stem.removeprefix("bench_")
-    assert record.made_by == f"python -m fa2_lab bench {name}" if name in SUITES else name in OTHERS and record.made_by
-    if name in GRIDS:
+    assert (
+        record.made_by == f"python -m fa2_lab bench {name}"
+        if name in SUITES
+        else name in RECORDS_WITHOUT_COMMAND and record.made_by
+    )
+    if name in PROBLEM_SETS:
         measured = [row.problem for row in record.rows]
-        assert all(problem.as_dict() in measured for problem in GRIDS[name].grid)
+        assert all(problem.as_dict() in measured for problem in PROBLEM_SETS[name].problems)
 
 
 # The machine --------------------------------------------------------------------------------------------------
@@ -115,8 +119,8 @@ def test_record_names_versions_of_installed_implementations(unpacked, peers, tmp
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     others = [folder for folder in sys.path if not any(Path(folder).glob("*.dist-info"))]
     monkeypatch.setattr("sys.path", [str(tmp_path), *others])
-    monkeypatch.setattr(results, "find_spec", lambda module: None)  # no module without a distribution either
-    machine = results.environment()
+    monkeypatch.setattr(recording, "find_spec", lambda module: None)  # no module without a distribution either
+    machine = recording.environment()
     assert machine["peers"] == peers and json.loads(json.dumps(machine)) == machine
 
 
@@ -126,7 +130,7 @@ def test_record_names_the_ptxas_that_triton_uses(monkeypatch):
     monkeypatch.setattr(compiler, "get_ptxas_version", told.get)
     for capability, version in (((8, 0), "12.9"), ((9, 0), "13.4")):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda found=capability: found)
-        assert results.ptxas_version() == version
+        assert recording.ptxas_version() == version
 
 
 def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monkeypatch):
@@ -141,25 +145,25 @@ def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monke
     git("commit", "-qm", "one")
     commit = git("rev-parse", "--short", "HEAD")
     (tmp_path / "bench_paper.json").write_text("{}")  # a record just written changes nothing that is measured
-    assert results.commit_name(tmp_path) == commit
+    assert recording.commit_name(tmp_path) == commit
     (tmp_path / "fa2_lab" / "a.py").write_text("2\n")
-    assert results.commit_name(tmp_path) == f"{commit} with changes ({results.sources_fingerprint()})"
-    assert results.commit_name(tmp_path / "nowhere") == results.sources_fingerprint()
+    assert recording.commit_name(tmp_path) == f"{commit} with changes ({recording.sources_fingerprint()})"
+    assert recording.commit_name(tmp_path / "nowhere") == recording.sources_fingerprint()
     measured = suite()
-    measured.machine = MACHINE | dict(commit=results.sources_fingerprint())
-    monkeypatch.setattr(results, "commit_name", lambda: "abc1234")
-    assert results.with_commit_name(measured).machine["commit"] == f"abc1234 ({results.sources_fingerprint()})"
-    assert results.with_commit_name(suite()) == suite(), "measured with other sources"
+    measured.machine = MACHINE | dict(commit=recording.sources_fingerprint())
+    monkeypatch.setattr(recording, "commit_name", lambda: "abc1234")
+    assert recording.with_commit_name(measured).machine["commit"] == f"abc1234 ({recording.sources_fingerprint()})"
+    assert recording.with_commit_name(suite()) == suite(), "measured with other sources"
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
-    assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit_name())
+    assert re.fullmatch(r"sources [0-9a-f]{12}", recording.commit_name())
 
 
 def test_fingerprint_of_the_sources_changes_with_the_bench(tmp_path, monkeypatch):
-    before = results.sources_fingerprint()
+    before = recording.sources_fingerprint()
     (tmp_path / "protocol.py").write_text("REPEATS = 1\n")
-    monkeypatch.setattr(results, "BENCH", tmp_path)
-    assert results.sources_fingerprint() != before
+    monkeypatch.setattr(recording, "BENCH", tmp_path)
+    assert recording.sources_fingerprint() != before
 
 
 # Pages --------------------------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ def test_results_page_separates_sustained_timing():
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
     text = record_page.record_section(run, run.machine)
-    assert "by hand. without a pause." in text and page.ceilings_table([run])[-1].endswith("| 791 |")
+    assert "by hand. without a pause." in text and results_page.ceilings_table([run])[-1].endswith("| 791 |")
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
     assert "The last run was interrupted before it reached 1 of its rows." in text
     run.sustained[1].machine = dict(triton="3.10")
@@ -207,7 +211,9 @@ def test_results_page_separates_sustained_timing():
 def test_results_page_lists_where_fa2_lab_is_slower():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
     where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", record_page.heading_link(suite())
-    assert page.slower_table_rows([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [[title, "2 of 3", "0.50", where]]
+    assert results_page.slower_table_rows([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [
+        [title, "2 of 3", "0.50", where]
+    ]
 
 
 def test_readme_table_separates_timings_and_names_host_bound_problems():
@@ -235,11 +241,11 @@ def test_medians_cover_problems_that_every_implementation_ran():
 
 def test_results_md_is_up_to_date_and_short(capsys):
     text = (files.ROOT / "RESULTS.md").read_text(encoding="utf-8")
-    assert text == page.results_page(), "run `fa2-lab bench --results`"
+    assert text == results_page.results_md(), "run `fa2-lab bench --results`"
     assert command.main(["bench", "--results", "--all"][1:]) == 0
     everything = capsys.readouterr().out
-    rows = sum(len(run.rows) + len(run.sustained) for run in page.load_records())
-    assert everything.count("\n| ") >= rows and everything == page.site_page()
+    rows = sum(len(run.rows) + len(run.sustained) for run in results_page.load_records())
+    assert everything.count("\n| ") >= rows and everything == results_page.site_page()
 
 
 def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypatch):
@@ -249,13 +255,13 @@ def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypat
 
     monkeypatch.setattr(files, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
-        page.write_pages()
+        results_page.write_pages()
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "README.md").write_text(
         f"before\n{between('ladder', '')}between\n{between('speed', 'old')}{between('judged', '')}after\n"
     )
-    page.write_pages()
-    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
+    results_page.write_pages()
+    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == results_page.results_md()
     parts = {part: between(part, content) for part, content in readme.readme_parts().items()}
     wanted = f"before\n{parts['ladder']}between\n{parts['speed']}{parts['judged']}after\n"
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted
@@ -267,12 +273,12 @@ def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypat
 def test_submitted_record_is_listed_with_its_gpu(tmp_path):
     theirs = suite(compare(), compare(causal=True))
     theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
-    path = results.save_record(theirs, tmp_path / "submitted")
-    results.save_record(suite(compare()), tmp_path)
-    rows = page.gpu_table(tmp_path)
+    path = recording.save_record(theirs, tmp_path / "submitted")
+    recording.save_record(suite(compare()), tmp_path)
+    rows = results_page.gpu_table(tmp_path)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
     assert "The following GPUs have not been measured yet: A100, RTX 4090, MI300." in rows[-1]
     path.write_text("{")
     with pytest.raises(ValueError, match=r"submitted.*\.json is not a record of this version: leave it out"):
-        page.gpu_table(tmp_path)
+        results_page.gpu_table(tmp_path)

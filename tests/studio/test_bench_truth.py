@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from fa2_studio.bench import accuracy, decode, implementations, packed, problem, protocol, suites  # noqa: E402
 from fa2_studio.bench.compare import DIRECTIONS, TOLERANCE, prepare_all, prepare_checked_calls, timed_call  # noqa: E402
-from fa2_studio.bench.implementations import IMPLEMENTATIONS, SAME_BITS, Implementation  # noqa: E402
+from fa2_studio.bench.implementations import DETERMINISTIC_SUFFIX, IMPLEMENTATIONS, Implementation  # noqa: E402
 from fa2_studio.bench.peers import dense, flex  # noqa: E402
 from fa2_studio.bench.peers.packed import pad_sequences  # noqa: E402
 from fa2_studio.bench.problem import Problem, default_device  # noqa: E402
@@ -74,8 +74,8 @@ def test_bench_truth_equals_autograd_and_detects_wrong_answers(causal, N_q, N_k,
                 not problem.relative_error_of_gradients([*gradients[:n], wrong, *gradients[n + 1 :]], truth)
                 <= TOLERANCE
             )
-    monkeypatch.setattr(problem, "MOST", 0)  # in chunks of few rows
-    for part, whole in zip(problem.sampled_gradients(q, k, v, dO, causal, few=20), truth, strict=True):
+    monkeypatch.setattr(problem, "MAX_P_ELEMENTS", 0)  # in chunks of few rows
+    for part, whole in zip(problem.sampled_gradients(q, k, v, dO, causal, sample=20), truth, strict=True):
         rows = min(len(part), len(whole))
         assert torch.allclose(part[-rows:] if part is not truth[0] else part, whole[-rows:], rtol=1e-9) or rows == 20
 
@@ -153,7 +153,7 @@ def test_deterministic_mode_is_set_in_forward_and_backward_only(monkeypatch):
     plain = lambda problem: Asking.apply  # noqa: E731
     monkeypatch.setitem(IMPLEMENTATIONS, "asking", Implementation(plain, deterministic=dense.deterministic(plain)))
     x = torch.ones(2, requires_grad=True)
-    for name in ("asking" + SAME_BITS, "asking"):
+    for name in ("asking" + DETERMINISTIC_SUFFIX, "asking"):
         timed_call(implementations.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
     assert asked == [True, True, False, False]
 
@@ -229,7 +229,7 @@ def timed(monkeypatch):
     from fa2_studio.bench import bandwidth
 
     asked = []
-    monkeypatch.setattr(decode, "measure", lambda calls, **how: asked.append(how) or known(calls))
+    monkeypatch.setattr(decode, "measure_kernels", lambda calls, **how: asked.append(how) or known(calls))
     monkeypatch.setattr(bandwidth, "read_call", lambda X: partial(asked.append, X.nbytes))
     return asked
 
@@ -259,7 +259,7 @@ def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
 
     monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
     monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
-    monkeypatch.setattr(decode, "PAGES", (16, 64))
+    monkeypatch.setattr(decode, "PAGE_SIZES", (16, 64))
     row = decode.compare_page_sizes(PREPARED)
     assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 

@@ -1,6 +1,6 @@
 """The softmax step (line 9 of FA2's Algorithm 1).
 
-The step computes probabilities from a tile of scores, and updates m and ℓ.
+The step computes probabilities from a tile of scores, and updates the row maxima m and the row sums ℓ.
 """
 
 import math
@@ -16,7 +16,7 @@ MAX_SOFTCAP_FACTOR = 1e38  # large enough for tanh(factor · score) to be ±1 un
 
 
 class Scales(NamedTuple):
-    """The factors by which kernels multiply scores. They are chosen to turn exponentials into powers of 2."""
+    """The factors by which kernels multiply scores, chosen so that exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
     exact_scale: float  # largest power of two not above scale_log2, so that products with it are exact
@@ -27,7 +27,7 @@ class Scales(NamedTuple):
 def log2_scale(scale: float) -> float:
     """Return c = τ log₂e for a scale τ.
 
-    With this factor, exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2. If the scale is 0, return 2⁻¹²⁶,
+    With this factor, exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2. If the scale is 0, return 2⁻¹²⁶
     so that −∞ · c is still −∞.
     """
     return max(scale * LOG2E.value, MIN_LOG2_SCALE)
@@ -54,7 +54,7 @@ def apply_softcap(s_ij, factor):
 def tanh(x):
     """Return tanh(x) = ±(1 − e) / (1 + e) with e = exp(−2 |x|).
 
-    If |x| < 0.25, a power series is used instead of this quotient, because 1 − e would lose most of its digits.
+    If |x| < 0.25, a power series replaces this quotient because 1 − e would lose most of its digits.
     """
     abs_x = tl.abs(x)
     e = tl.exp2(abs_x * (-2 * LOG2E))
@@ -69,14 +69,14 @@ def tanh(x):
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     """Return a tile's P, the factor alpha for the earlier o and ℓ, and the new row maxima m and row sums ℓ.
 
-    s_ij and P are (B_r, B_c), and m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c). This
-    takes one FMA and one power of 2 per score, because m c is the same for a whole row.
+    s_ij and P are (B_r, B_c), and m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c).
+    Computing this power takes one FMA and one exponential per score because m c is the same for a whole row.
 
-    Because m c is rounded, all of a row's p are off by the same factor. This factor cancels out of O, because O is a
-    quotient. If |m c| is 2²⁸ or more, however, the factor can exceed 2⁸, and p could become too large or too small for
-    fp16. For such rows, `row_scale` is therefore the largest power of two not above c, whose products are exact. The
-    result hardly changes, because scores of that size are either equal or have p that differ by a factor of at least
-    2¹⁶, or 2⁸ with the smaller scale. All p except the largest are thus almost 0.
+    Rounding m c changes all of a row's p by the same factor, which cancels out of O, since O is a quotient. If |m c| is
+    2²⁸ or more, however, the factor can exceed 2⁸, and p could become too large or too small for fp16. For such rows,
+    `row_scale` is therefore the largest power of two not above c, with which products are exact. The result hardly
+    changes: scores of this size are either equal or so far apart that their p differ by a factor of at least 2¹⁶ or,
+    with the smaller scale, 2⁸. All p except the largest are thus almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_safe = m_new

@@ -3,8 +3,8 @@
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
 and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two, and to at least
 16, as tensor cores require. `n` is the number of rows that exist, `stride` is the row stride in elements, and `length`
-is the number of real keys. Functions with a RAGGED parameter compare row indices with n only if it is true. Callers may
-set it to false if all of the tile's rows are known to exist. Ranges are half-open, as in Python.
+is the number of real keys. Functions with a RAGGED parameter compare row indices with n only if RAGGED is true. Callers
+may set RAGGED to false if all of the tile's rows are known to exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -32,9 +32,9 @@ class Head(NamedTuple):
 
 
 class DropoutRule(NamedTuple):
-    """Dropout's constants. An entry is dropped if its random 32-bit word is below `threshold`, and otherwise rescaled.
+    """The constants of dropout, which drops entries of P whose random word is below `threshold` and rescales the rest.
 
-    `threshold` is p · 2³² for the dropout probability p, and `rescale` is 1 / (1 − p).
+    With 32-bit words and a dropout probability of p, `threshold` is p · 2³², and `rescale` is 1 / (1 − p).
     """
 
     threshold: int
@@ -51,25 +51,25 @@ class DropoutKey(NamedTuple):
 
 
 class ColSpan(NamedTuple):
-    """The columns that a row block has to process: first:stop + skip_cols without skip_at:skip_at + skip_cols.
+    """The columns that a row block has to process: begin:(end + skip_cols) without skip_at:(skip_at + skip_cols).
 
-    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols, so
+    A loop runs over begin:end in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols so
     that the loop with masks skips the FULL tiles between a window's two edges. Without such a gap, skip_cols is 0.
     """
 
-    first: tl.tensor
-    stop: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
     skip_at: tl.tensor
     skip_cols: tl.tensor
 
 
 class RowSpan(NamedTuple):
-    """The rows that a column block has to process: first:stop, followed by second:second_stop."""
+    """The rows that a column block has to process: begin:end, followed by second_begin:second_end."""
 
-    first: tl.tensor
-    stop: tl.tensor
-    second: tl.tensor
-    second_stop: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
+    second_begin: tl.tensor
+    second_end: tl.tensor
 
 
 class KeyBounds(NamedTuple):
@@ -83,7 +83,7 @@ class KeyBounds(NamedTuple):
 def block_coord(t, T, batch_heads, l2_group):
     """Return the t-th block's index within its head, and the index of this head. Each head has T blocks.
 
-    `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group, block 0 of every
+    `l2_group` heads are processed concurrently so that their K and V stay in L2. Within such a group, block 0 of every
     head precedes block 1 of any head.
     """
     section = t // (l2_group * T)
@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(), rewritten to show the compiler when they are multiples of 8."""
+    """Return the strides from launch.all_strides(), rewritten to tell the compiler if they are all multiples of 8."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -105,7 +105,7 @@ def aligned_strides(strides):
 def head_ptr(X, strides, batch, head):
     """Return a pointer to row 0 of a head of X.
 
-    The offset is computed in 64 bits, because a tensor may have more than 2³¹ elements.
+    The offset is computed in 64 bits because a tensor may have more than 2³¹ elements.
     """
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
 
@@ -153,7 +153,7 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
         x = tl.load(at, mask=real, other=0.0)
     else:
         x = tl.load(at)
-    if UPCAST:  # otherwise, Triton's interpreter would multiply the bit patterns of bf16
+    if UPCAST:  # otherwise, Triton's interpreter would multiply the bit patterns of bf16 values
         x = x.to(tl.float32)
     return x  # (B, d_pad)
 
@@ -281,15 +281,15 @@ def column_ranges(i, N_q, N_k, length, window, const):
     The first ColSpan covers the tiles that need a mask. The second covers the tiles that all of the block's rows see in
     full.
     """
-    first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
-    skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
-    full = full // const.B_c * const.B_c  # tiles in skip_at:full need no mask, because all rows see these columns
+    begin, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
+    skip_at, end = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
+    full = full // const.B_c * const.B_c  # tiles in skip_at:full need no mask because all rows see these columns
     if window[0] is None:
-        return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
+        return ColSpan(full, end, 0, 0), ColSpan(0, full, 0, 0)
     else:
         skip_at = tl.cdiv(skip_at, const.B_c) * const.B_c
         skip_cols = tl.maximum(full - skip_at, 0)
-        masked = ColSpan(first // const.B_c * const.B_c, stop - skip_cols, skip_at, skip_cols)
+        masked = ColSpan(begin // const.B_c * const.B_c, end - skip_cols, skip_at, skip_cols)
         return masked, ColSpan(skip_at, full, 0, 0)
 
 
@@ -302,32 +302,33 @@ def row_ranges(col, N_q, N_k, length, window, const):
     """
     left, right = window
     B_r: tl.constexpr = const.B_r
-    first = 0
+    begin = 0
     full = 0
     end = N_q
-    second = N_q // B_r * B_r
+    second_begin = N_q // B_r * B_r
     if left is not None:
         end = tl.minimum(tl.maximum(col + const.B_c + N_q - N_k + left, 0), N_q)
-        second = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
+        second_begin = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
     if right is not None:
-        first = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
-        full = tl.minimum(tl.cdiv(tl.maximum(col + const.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second)
+        begin = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
+        full = tl.minimum(tl.cdiv(tl.maximum(col + const.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second_begin)
     if col + const.B_c > length:  # a ragged column block has no FULL tile
-        full = second
+        full = second_begin
     if col >= length:  # no row sees this block
-        first = end
+        begin = end
         full = end
-        second = end
-    return RowSpan(tl.minimum(first, second), full, second, end), RowSpan(full, second, second, second)
+        second_begin = end
+    masked = RowSpan(tl.minimum(begin, second_begin), full, second_begin, end)
+    return masked, RowSpan(full, second_begin, second_begin, second_begin)
 
 
 @triton.jit
 def apply_dropout(x, row, col, dropout):
-    """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
+    """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p) for dropout probability p.
 
-    An entry is dropped if a random word is below the rule's threshold. The random word is the first one that Philox
-    returns for the counter (col, row, head, batch), with the seed as its key. Because this word depends only on the
-    entry's position, the backward drops the same entries, regardless of the order of its loops.
+    An entry is dropped if its random word is below the rule's threshold. This word is the first one that Philox returns
+    for the counter (col, row, head, batch), with the seed as the key. Because it depends only on the seed and the
+    entry's position, the backward pass drops the same entries as the forward pass, whatever the order of its loops.
     """
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
@@ -338,8 +339,7 @@ def apply_dropout(x, row, col, dropout):
 def accumulate_dot(acc, a, b):
     """Return acc + a b, where a b is a matmul.
 
-    In fp32, a b is accumulated separately before it is added to acc, because a large accumulator would absorb small
-    terms.
+    In fp32, a b is accumulated separately before it is added to acc because a large acc would absorb small terms.
     """
     if a.dtype == tl.float32:
         # With a plain 0 instead of 0.0 * acc, the compiler would accumulate a b directly in acc.

@@ -50,7 +50,7 @@ class DecodeConstants(NamedTuple):
     masked: bool  # whether columns are compared with row bounds, which is unnecessary if every row sees all keys
     convert_q_in_loop: bool  # whether q is converted to the tensor cores' layout inside the loop, as stream-K requires
     early_merge: bool  # whether the merge kernel may start before this kernel ends (programmatic dependent launch)
-    upcast: bool  # whether tiles are converted to fp32, because Triton's interpreter cannot multiply bf16
+    upcast: bool  # whether tiles are converted to fp32, as Triton's interpreter requires for bf16
 
 
 class DecodeSizes(NamedTuple):
@@ -93,7 +93,7 @@ class QueryOutput(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """The keys, the values, and the block table that lists their pages, or None if the cache is not paged."""
+    """The keys and the values, along with the block table that lists their pages (None if the cache is not paged)."""
 
     K: Strided
     V: Strided
@@ -117,13 +117,13 @@ class DecodeRowBlock(NamedTuple):
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    The program's tiles start at keys first, first + step, and so on, below stop.
+    The program's tiles start at keys begin, begin + step, and so on, below end.
     """
 
-    first: tl.tensor
-    stop: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
     step: tl.tensor
-    is_first: tl.tensor  # whether the row block's state starts with this span, and so includes its sink
+    is_first: tl.tensor  # whether this is the row block's first span, whose state includes the sink
     is_complete: tl.tensor  # whether the span contains all of the row block's tiles, so that no merge is needed
 
 
@@ -140,7 +140,7 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat, because inside loops, Triton 3.6 replaces sizes of 1 that are nested two tuples deep with None.
+    The tuple is flat because Triton 3.6 replaces sizes of 1 inside loops with None if they are nested two tuples deep.
     """
 
     key_lengths: tl.tensor  # pointer to the number of real keys in each sequence, or None
@@ -211,8 +211,8 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     `keys` consists of the first key that any row of the block sees and the number of real keys. `bounds` is (begin,
     end), the bounds of the columns that each row sees. `sink` contains each row's sink, or is None.
 
-    If B_r is 16, there are enough registers for one partial row sum per column. The warps own different columns, so
-    they exchange row sums only once, after the loop.
+    If B_r is 16, there are enough registers for one partial row sum per column. Then the warps, which own different
+    columns, exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = const.B_r == 16
     o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5
@@ -226,13 +226,13 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
     common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see the columns common_begin:common_end
-    for col0 in range(span.first, span.stop, span.step):  # FA2.A1.L6
+    for col0 in range(span.begin, span.end, span.step):  # FA2.A1.L6
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
         k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
-        # col0 < span.stop is always true. This condition prevents the compiler from converting q's layout ahead of the
-        # loop, where the converted q would occupy registers in every iteration.
-        q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
+        # col0 < span.end is always true. The condition prevents the compiler from converting q's layout before the
+        # loop, because a q converted there would occupy registers in every iteration.
+        q_j = tl.where(col0 < span.end, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         past_end = col0 + const.B_c > common_end
@@ -354,8 +354,8 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
     block = row_block(row_block_id, key_lengths, table, N_k, sizes)
-    first = (first_tile(block.diagonal_end, sizes.N_q, sizes.left, const) + w) * const.B_c
-    span = Span(first, block.length, splits * const.B_c, w == 0, WHOLE)
+    begin = (first_tile(block.diagonal_end, sizes.N_q, sizes.left, const) + w) * const.B_c
+    span = Span(begin, block.length, splits * const.B_c, w == 0, WHOLE)
     attend(queries, cache, block, span, Part(scratch, w + row_block_id * (splits + 1)), scales, sizes, const)
 
 
@@ -391,7 +391,7 @@ def units_in_sequences(work, first, end, const):
 def units_before(b, work, const):
     """Return the number of work units in all sequences before sequence b.
 
-    Every program computes this sum itself, because the host does not know key_lengths.
+    Every program computes this sum itself because the host does not know key_lengths.
     """
     if work.key_lengths is None:
         return b * work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
@@ -432,7 +432,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
     These units may include the end of one row block, complete row blocks, and the start of another row block. If a
     program processes only part of a row block's units, it writes a partial result with index w + row_block_id. The
-    indices are unique, because w or row_block_id increases from one partial result to the next.
+    indices are unique because w or row_block_id increases from one partial result to the next.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -442,18 +442,18 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     total = units_before(batch, work, const)
     unit = w * share_of(total, work)
     remaining = tl.minimum(unit + share_of(total, work), total) - unit  # number of units left for this program
-    b, begin = find_sequence(unit, work, const)
+    b, sequence_begin = find_sequence(unit, work, const)
     units = units_in_row_block(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, const)
-    row_block_id = b * sizes.row_blocks_per_sequence + (unit - begin) // units
-    skipped = (unit - begin) % units  # number of units of this row block assigned to earlier programs
+    row_block_id = b * sizes.row_blocks_per_sequence + (unit - sequence_begin) // units
+    skipped = (unit - sequence_begin) % units  # number of units of this row block assigned to earlier programs
     while remaining > 0:
         block = row_block(row_block_id, key_lengths, table, N_k, sizes)
         units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
-        begin = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)
-        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the first unit of a row block has no tile
-        stop = (begin + skipped + done - 1) * const.B_c
-        span = Span(first, stop, const.B_c, skipped == 0, done == units)
+        tile = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)
+        begin = (tile + tl.maximum(skipped - 1, 0)) * const.B_c  # the first unit of a row block has no tile
+        end = (tile + skipped + done - 1) * const.B_c
+        span = Span(begin, end, const.B_c, skipped == 0, done == units)
         attend(queries, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
         remaining, row_block_id, skipped = remaining - done, row_block_id + 1, 0
 
@@ -465,7 +465,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
     """Merge the state m, l (scalars), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
 
-    The formulas are those of SoftmaxState.merge (reference/online_softmax.py), applied to PARTS states simultaneously.
+    The formulas are the same as in SoftmaxState.merge (reference/online_softmax.py), applied to PARTS states at once.
     """
     m_new = tl.maximum(m, tl.max(m_w, 0))
     m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)

@@ -1,4 +1,4 @@
-"""The launches of the decode kernels, including the choice of tiles, number of programs, and split-KV or stream-K."""
+"""Prepare the launches of the decode kernels: choose tile sizes, the number of programs, and split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice.
 
     This is the case if each K/V head has few query rows, or if it has up to 64 query rows and the cache is long. If
-    num_splits is given, however, the choice must not depend on the number of keys, because N_k is the length of the
-    longest sequence in the batch, and a sequence's result must not depend on other sequences.
+    num_splits is given, however, the choice must not depend on the number of keys. N_k is the length of the longest
+    sequence in the batch, and a sequence's result must not depend on other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few_rows = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -130,13 +130,13 @@ class DecodeConfig(NamedTuple):
     warps: int
     stages: int
     programs_per_SM: int  # number of programs that run concurrently on an SM
-    registers: int = 255  # maximum number per thread; only NVIDIA's compiler accepts this limit
+    registers: int = 255  # maximum number of registers per thread; only NVIDIA's compiler accepts this limit
 
 
 # {case: {d_pad: DecodeConfig}}. decode_config() selects the first matching case that contains d_pad. The entries for
-# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, which needs about 96 KiB in
-# flight per SM. For all entries, `python -m pytest tests/heart/test_compile.py` checks that no registers spill and that
-# an SM can hold programs_per_SM programs.
+# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, which needs about 96 KiB of
+# loads in flight per SM. For all entries, `python -m pytest tests/heart/test_compile.py` checks that no registers spill
+# and that an SM can hold programs_per_SM programs.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -147,7 +147,7 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.USE_LOW_REG else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-# This table is also used for all other NVIDIA GPUs, because its tiles fit even in 99 KiB of shared memory.
+# All other NVIDIA GPUs use this table as well because its tiles fit even in 99 KiB of shared memory.
 FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": FOR_HOPPER["fp32"],
@@ -162,7 +162,7 @@ FOR_CDNA = {  # AMD's MI300 family
     "any": {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)},
 }
 INTERPRETED = DecodeConfig(B_c=64, warps=1, stages=1, programs_per_SM=4)
-# Paged calls with more than two stages get two extra stages, because each block-table entry must be loaded before the
+# Paged calls with more than two stages get two extra stages because each block-table entry must be loaded before the
 # page to which it points.
 EXTRA_PAGED_STAGES = 2
 
@@ -191,7 +191,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
     decode_config() uses the first case that has an entry for d_pad.
     """
     any_entry = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
-    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 if the heads differ in length
+    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 if the heads may differ in length
     few_rows, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, any_entry.B_c))
     applies = {
@@ -208,7 +208,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
 
 def chip_table() -> dict:
-    """Return the table of decode configurations for the GPU of the current driver."""
+    """Return the table of decode configurations for the current GPU."""
     portable_table = tables.chip_tables()
     pairs = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for portable, table in pairs if portable is portable_table), FOR_AMPERE)
@@ -265,8 +265,8 @@ def constants_of(
 ) -> DecodeConstants:
     """Return the decode kernels' compile-time constants.
 
-    With stream-K, all tiles are masked, because a program's share may end anywhere in a head. All tiles are also masked
-    if there are more programs than `slots`, because the kernel without masks then takes about 10% longer on an H200,
+    With stream-K, all tiles are masked because a program's share may end anywhere in a head. All tiles are also masked
+    if there are more programs than `slots`. In this case, the kernel without masks takes about 10% longer on an H200,
     even though it has fewer instructions. If `early_merge` is set, the merge kernel may start before the kernel that
     reads the keys has ended.
     """

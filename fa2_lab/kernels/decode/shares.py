@@ -1,10 +1,10 @@
-"""The rules by which decode divides the keys of all heads among programs, in plain Python.
+"""The rules, in plain Python, by which decode divides the keys of all heads among programs.
 
 Decode has too few heads to fill a GPU, so several programs read each head's keys. If the query rows of a K/V head
 occupy several row blocks, each row block counts as a head in this file. There are two ways to divide the work:
 
     split-KV   every head has the same number of programs, called splits, where split w reads tiles w, w + splits, …
-    stream-K   the work of all heads is concatenated, and every program gets an equal share, even across heads:
+    stream-K   the work of all heads is concatenated, and every program gets an equal share, which may span heads:
                a head has one unit of work per tile, plus one unit for starting the head
 
 Stream-K suits every batch. Split-KV is chosen if all heads have the same length and their splits fill the GPU. In this
@@ -14,14 +14,14 @@ case, each program works on a single head, and tiles that are read concurrently 
 from fa2_lab.tiles import cdiv
 
 # These values were fitted on an H200 with `python -m fa2_lab bench decode`.
-WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they occupy this fraction of the slots in all waves
-SPLITS_FILL = 0.95  # if splits fill less than this fraction of the slots, stream-K, which fills all slots, is as fast
+WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they fill at least this fraction of all waves' slots
+SPLITS_FILL = 0.95  # if splits fill less than this fraction of the slots, stream-K, which fills all slots, is no slower
 
 FP32_BYTES = 4  # bytes per element of m, l and o, which are fp32 in a partial result
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether one program per head fills nearly all `slots` in every wave, for `heads` heads of equal length."""
+    """Return whether `heads` programs, one per head of equal length, fill nearly all slots, counted over all waves."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 

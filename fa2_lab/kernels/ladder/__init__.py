@@ -1,18 +1,18 @@
-"""The ladder: attention forward kernels, from three simple ones to one that is faster than FlashAttention-3.
+"""The ladder: forward kernels for attention, from three simple ones to one that is faster than FlashAttention-3.
 
     from fa2_lab.kernels import ladder
     O, L = ladder.load("08").forward(q, k, v, causal=True)
 
-Each numbered file is one rung and can be read by itself, because it imports no other rung. Its first line names the one
-change that the rung makes to the previous rung. `forward` accepts q, k and v of shape (batch, heads, N, d) in fp16 or
-bf16, with the same number of heads in all three. N may differ between q and k. The Triton rungs accept every d that is
-a power of two and at least 16. The Gluon rungs need a Hopper GPU and d = 64 or 128. `fa2-lab ladder 08 --run` runs rung
-08 by itself.
+Each numbered file is one rung and can be read on its own, because it imports no other rung. The first line of the file
+names the one change from the previous rung. `forward` accepts q, k and v of shape (batch, heads, N, d) in fp16 or bf16,
+with the same number of heads in all three. N may differ between q and k. The Triton rungs accept any d that is a power
+of two and at least 16. The Gluon rungs need a Hopper GPU and d = 64 or 128. `fa2-lab ladder 08 --run` runs rung 08 by
+itself.
 
-The folder also has side rungs, which are not part of the numbered sequence. s00 and s01 are two ways to divide a tile
-among warps. x23 is rung 23 with some exponentials computed by the FMA units, so its file loads rung 23 and replaces its
-softmax. b00, b01 and b02 are three ways to accumulate dQ in the backward pass, and their
-`backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is in Gluon.
+The folder also has side rungs, which are not part of the numbered sequence. s00 and s01 divide a tile among warps in
+two different ways. x23 loads rung 23 and replaces its softmax, so that the FMA units compute some of the exponentials.
+b00, b01 and b02 compute the backward pass and differ in the way they accumulate dQ. Each of them has a function
+`backward(q, k, v, O, L, dO, causal)` that returns dQ, dK and dV. b02 is written in Gluon.
 """
 
 import ast
@@ -50,14 +50,14 @@ def copied(rung: str) -> ModuleType:
     """Import a rung a second time and return the new module, so that changes to it do not affect the original rung."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
-    assert spec and spec.loader  # both are set if the file exists
+    assert spec and spec.loader  # neither is None, since the file exists
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def ready() -> None:
-    """Add the API names that the rungs use to older versions of Triton. Call this function before importing a rung."""
+    """Give older versions of Triton the API names that the rungs use. Call this function before importing a rung."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.check_and_patch()

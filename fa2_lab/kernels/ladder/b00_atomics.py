@@ -1,6 +1,6 @@
-"""Rung b00, atomics: one pass over the column blocks, in which programs add to dQ in HBM with atomic additions.
+"""Rung b00, atomics: one pass over the column blocks, in which programs accumulate dQ in HBM with atomic additions.
 
-This is Algorithm 2 of FlashAttention-2, except that line 15 adds atomically, because programs run concurrently. The
+This is Algorithm 2 of FlashAttention-2, except that line 15 adds atomically because programs run concurrently. The
 order of these additions is not fixed, so the last bits of dQ differ from run to run.
 """
 
@@ -32,7 +32,7 @@ def load_row_values(X, first, N, B: tl.constexpr):
 
 @triton.jit
 def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Store x (B, d) in rows first:first + B of a head of X, except for rows at or beyond N, which do not exist."""
+    """Store x (B, d) in rows first:first + B of a head of X. Rows at or beyond N do not exist and are skipped."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     tl.store(at, x.to(X.dtype.element_ty), mask=first + row < N)
@@ -40,7 +40,7 @@ def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Atomically add x (B, d) to rows first:first + B of a head of X, because other programs also add to them."""
+    """Add x (B, d) to rows first:first + B of a head of X, atomically because other programs add to the same rows."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
@@ -48,11 +48,11 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
-    """Return P and dS, each (B_r, B_c) and in q_i's dtype, for the tile that starts at row i and key j."""
+    """Return P and dS for the tile that starts at row i and key j, each of shape (B_r, B_c) and with q_i's dtype."""
     row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
     seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A2.L10
-    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # makes P zero, even if L = −∞ in a row without keys
+    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # makes P zero, even in a row without keys, where L = −∞
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
     dp_ij = tl.dot(do_i, v_j.T)  # (B_r, B_c)  FA2.A2.L13
     ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
@@ -61,7 +61,7 @@ def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.cons
 
 @triton.jit
 def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
-    """Compute D = rowsum(dO ∘ O) for one row block in advance, because every tile in that row block needs it."""
+    """Compute D = rowsum(dO ∘ O) for one row block in advance, because every tile of the row block needs D."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     o_i = load_rows(O + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
     do_i = load_rows(dO + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
@@ -73,7 +73,7 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
 @triton.jit
 def backward_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
                     B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
-    """Compute one column block's dK and dV on chip, and add its share of dQ to HBM, one row block after another."""
+    """Compute one column block's dK and dV on chip, and add its contribution to dQ in HBM, one row block at a time."""
     j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)  # FA2.A2.L5
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
     dQ += head * N_q * d

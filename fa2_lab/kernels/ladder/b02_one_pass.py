@@ -1,10 +1,10 @@
 """Rung b02, one pass: each tile is computed once, as in b00, but a TMA reduction adds its contribution to dQ in HBM.
 
-A column block consists of 128 keys. Each of the two consumer warpgroups owns 64 of them and keeps their dK and dV in
-registers. Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul
-reads its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The
-kernel requires a Hopper GPU, 16-bit inputs, and d = 64 or 128. It spills 11 registers when compiled by Triton 3.9, and
-none when compiled by Triton 3.6 to 3.8.
+A column block consists of 128 keys. Each of the two consumer warpgroups owns 64 of these keys and keeps their dK and dV
+in registers. Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a
+matmul reads its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory.
+The kernel requires a Hopper GPU, 16-bit inputs, and d = 64 or 128. It spills 11 registers when compiled by Triton 3.9,
+and none when compiled by Triton 3.6 to 3.8.
 """
 
 import math
@@ -43,7 +43,7 @@ def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.const
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Create an empty ring of STAGES tiles with X's block shape, each to be released by CONSUMERS consumers."""
+    """Create an empty ring of STAGES tiles with X's block shape. CONSUMERS consumers have to release each tile."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -85,7 +85,7 @@ def acc_layout(columns):
 
 @gluon.jit
 def load_acc_init(tile, which: gl.constexpr):
-    """Return the initial accumulator (64, B_r), whose rows are equal, of S (`which` = 0) or dP (`which` = 1)."""
+    """Return the initial accumulator (64, B_r) for S (`which` = 0) or dP (`which` = 1). All of its rows are equal."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     row_values = both.index(which).load(gl.SliceLayout(0, acc_layout(B_r)))  # (B_r,)
@@ -141,7 +141,7 @@ def producer(Q, K, V, dO, acc_init, rings, column_block):
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CAUSAL: gl.constexpr):
     """Run consumer warpgroup c, which computes dK and dV for its 64 keys, and its half of each row block's dQ.
 
-    `rings` and `column_block` are the same as for producer(). `shared` contains the dS buffers, the barrier at which
+    `rings` and `column_block` are the same as in producer(). `shared` contains the dS buffers, the barrier at which
     both consumers arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
     """
     q, k, v, do, init = rings
@@ -188,7 +188,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
         release(do, n)
         release(init, n)
         dq_i = hopper.warpgroup_mma_wait(0, deps=[dq_i])
-        tma.store_wait(0)  # wait until TMA has read the previous half of dQ from dq
+        tma.store_wait(0)  # wait until TMA has read the previous row block's half of dQ from the buffer
         dq.index(c).reshape([64, 64]).store(dq_i)
         hopper.fence_async_shared()
         at = [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c]
@@ -206,8 +206,8 @@ def backward_kernel(Q, K, V, dO, acc_init, dQ, dK, dV, N_q, N_k, tau, tau_log2, 
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
     q, do, init, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(acc_init, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, because a consumer may be one step ahead
-    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # each consumer's half of dQ, for TMA to add
+    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, as one consumer may be a step ahead
+    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # each consumer's half of dQ, which TMA adds
     ds_filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ds_filled, count=2)
     hopper.fence_async_shared()  # make the barriers visible to TMA
@@ -233,7 +233,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, 
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
 
     def describe(X: Tensor, rows: int, columns: int) -> TensorDescriptor:
-        block = [1, rows, columns]  # block shape in a (heads, N, d) tensor
+        block = [1, rows, columns]  # shape of a block in a (heads, N, d) tensor
         layout = gl.NVMMASharedLayout.get_default_for(block, types[X.dtype])
         return TensorDescriptor.from_tensor(X.view(batch * heads, *X.shape[-2:]), block, layout)
 

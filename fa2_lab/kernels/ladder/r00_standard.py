@@ -37,7 +37,7 @@ def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
 
 @triton.jit
 def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
-    """Compute a row of P, and its entry of L, from a row of S. WIDTH is a power of two that is at least N_k."""
+    """Compute a row of P and the row's entry of L from a row of S. WIDTH is a power of two that is at least N_k."""
     row, col = tl.program_id(1).to(tl.int64) * N_q + tl.program_id(0), tl.arange(0, WIDTH)
     s = tl.load(S + row * N_k + col, mask=col < N_k, other=NEG_INF)  # (WIDTH,)
     m = tl.maximum(tl.max(s, 0), LOWEST)

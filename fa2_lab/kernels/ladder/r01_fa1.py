@@ -1,8 +1,8 @@
 """Rung 01, fa1: one program per head keeps tiles of S and P on chip, but loads and stores O, ℓ and m for every tile.
 
-This is Algorithm 2 of the FA1 paper. Its outer loop runs over keys, so the state of a row block changes in every
-iteration of that loop, and one program has to compute a whole head. The three kernels of rung 00, each with at most one
-loop, become one kernel with two loops.
+This is Algorithm 2 of the FA1 paper. Its outer loop runs over blocks of keys, so the state of a row block changes in
+every iteration of that loop, and one program has to process a whole head. The three kernels of rung 00, each with at
+most one loop, become one kernel with two loops.
 """
 
 import torch
@@ -61,12 +61,12 @@ def forward_kernel(Q, K, V, O, l, m, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.
             l_i = tl.load(l + row, mask=row < N_q, other=0.0)  # (B_r,)  FA1.A2.L9
             m_i = tl.load(m + row, mask=row < N_q, other=LOWEST)  # (B_r,)  FA1.A2.L9
             o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau)
-            tl.debug_barrier()  # every thread has read the old state before any thread writes the new one
+            tl.debug_barrier()  # wait until every thread has read the old state, before any thread overwrites it
             at = row[:, None] * d + tl.arange(0, d)[None, :]
             tl.store(O + at, o_i, mask=row[:, None] < N_q)  # FA1.A2.L15
             tl.store(l + row, l_i, mask=row < N_q)  # FA1.A2.L16
             tl.store(m + row, m_i, mask=row < N_q)  # FA1.A2.L16
-            tl.debug_barrier()  # the new state is written before any thread reads it
+            tl.debug_barrier()  # wait until every thread has written the new state, before any thread reads it
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:

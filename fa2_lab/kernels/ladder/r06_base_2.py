@@ -1,9 +1,9 @@
-"""Rung 06, base 2: 2ˣ replaces eˣ, and the scale and log₂e become one factor, which one FMA applies.
+"""Rung 06, base 2: 2ˣ replaces eˣ, and the scale and log₂e become one factor, applied by the FMA that subtracts m.
 
 Triton's exp multiplies by log₂e before it computes 2ˣ, and has extra instructions for results close to zero. With exp2,
-only the instruction for 2ˣ remains. Most of the savings come from the extra instructions. The multiplication and the
-subtraction become one instruction because enable_fp_fusion allows an FMA. Without this option, Triton 3.10 is expected
-to compile them to two instructions, with rounding in between.
+only the instruction for 2ˣ remains. Most of the savings come from dropping the extra instructions. The multiplication
+and the subtraction become one instruction because enable_fp_fusion allows an FMA. Without this option, Triton 3.10 is
+expected to compile them to two instructions, with rounding in between.
 """
 
 import math

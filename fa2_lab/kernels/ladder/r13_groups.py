@@ -1,7 +1,7 @@
 """Rung 13, groups: heads run in groups, one group after another, so that a group's keys fit in the L2 cache.
 
-A group's keys and values take 16 MiB. For 4,096 keys and d = 128, a group therefore has 8 heads. Among groups of 1 to
-16 heads, this size is within 1% of the fastest on an H200, with and without a mask, in this rung and all later ones.
+A group's keys and values take 16 MiB. For 4,096 keys and d = 128, a group therefore has 8 heads. On an H200, this size
+is within 1% of the fastest among groups of 1 to 16 heads, with and without a mask, in this rung and in all later ones.
 """
 
 import math
@@ -48,7 +48,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width

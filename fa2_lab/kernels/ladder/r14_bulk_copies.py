@@ -38,7 +38,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width

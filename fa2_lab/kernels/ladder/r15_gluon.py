@@ -1,7 +1,7 @@
-"""Rung 15, Gluon: the code itself specifies the tiles, stages and copies, which Triton chose in rung 14.
+"""Rung 15, Gluon: the code itself specifies the tiles, stages and copies, which rung 14 left to Triton.
 
 This rung makes more than one change, because Gluon code also differs from Triton code in other ways. The two loops
-become one loop from right to left, in which an `if` decides whether a tile is masked. Elements of p are rounded in
+become one, which runs from right to left and decides with an `if` whether to mask a tile. Elements of p are rounded in
 pairs, with an instruction that Triton itself has used only since version 3.9. The kernel waits for P V immediately,
 whereas Triton let that matmul overlap the next tile. Rung 20 restores the overlap. The kernel needs a Hopper GPU,
 16-bit inputs, and d = 64 or 128.
@@ -30,7 +30,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -56,7 +56,7 @@ def new_stages(X, STAGES: gl.constexpr):
 
 @gluon.jit
 def rows_of(tile):
-    """Return a tile in shared memory without its leading dimension of 1, as (rows, d)."""
+    """Return a tile in shared memory as (rows, d), without its leading dimension of size 1."""
     return tile.reshape([tile.shape[1], tile.shape[2]])
 
 

@@ -5,8 +5,8 @@ A ring is a circular buffer with a few stages. Each stage has a buffer for one t
 occurred. A warp that waits at a barrier specifies the phase that has to end.
 
 One program now fills an SM and uses all its registers, so the register limit of rung 16 is no longer needed. The tiles
-and the stages are the same as in rung 16, except for a fourth stage at d = 64, because shared memory has room for it,
-and counting stages modulo four takes fewer registers than counting them modulo three.
+and the stages are the same as in rung 16, except that d = 64 gets a fourth stage. Shared memory has room for this
+stage, and counting stages modulo four takes fewer registers than counting them modulo three.
 """
 
 import math
@@ -35,7 +35,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -141,7 +141,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-    # Only other consumers see the tiles before `begin`.
+    # Only the rows of other consumers see the tiles before `begin`.
     begin = T_c - gl.where(i < N_q, gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 0)
 
     q_i = wait(q, c)  # FA2.A1.L4

@@ -31,7 +31,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -137,7 +137,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-    # Only other consumers see the tiles before `begin`.
+    # Only the rows of other consumers see the tiles before `begin`.
     begin = T_c - gl.where(i < N_q, gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 0)
 
     q_i = wait(q, c)  # FA2.A1.L4

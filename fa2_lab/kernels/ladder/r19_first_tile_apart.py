@@ -4,7 +4,8 @@ A ring is a circular buffer with a few stages. Each stage has a buffer for one t
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
 occurred. A warp that waits at a barrier specifies the phase that has to end.
 
-The matmuls still wait for each other. Rung 20 lets them overlap, but no matmul can overlap the first tile's scores.
+The matmuls still wait for each other. Rung 20 lets them overlap, except for the matmul that computes the first tile's
+scores.
 """
 
 import math
@@ -33,7 +34,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -141,7 +142,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
     used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # 0 keys if these rows do not exist
     own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
-    begin = T_c - own_tiles  # only other consumers see the tiles before `begin`
+    begin = T_c - own_tiles  # only other consumers' rows see the tiles before `begin`
 
     q_i = wait(q, c)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -196,7 +197,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     i, head = block_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees tile T_c or any later tile
-    T_c = gl.maximum(T_c, 1)  # rows that see no key still visit one tile
+    T_c = gl.maximum(T_c, 1)  # a row block that sees no key still visits one tile
     q = ring(tile_buffers(Q, CONSUMERS), 1)
     k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
     hopper.fence_async_shared()  # make the barriers visible to TMA

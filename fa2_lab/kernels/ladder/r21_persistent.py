@@ -2,8 +2,8 @@
 
 The producer acts as the tile scheduler. It fetches the index of a row block and sends it to the consumers through a
 mailbox. While the consumers finish one row block, the producer starts copying the next one. O has its own buffer in
-shared memory, where it stays until TMA has stored it. At d = 128, the buffers for O and the next Q take the space of
-K's and V's third stage.
+shared memory, where O stays until TMA has stored it. At d = 128, the buffers for O and the next Q take the space of the
+third stage of K and V.
 """
 
 import math
@@ -39,7 +39,7 @@ def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.cons
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     i = (T_r - 1 - within // width) * B_r  # start with the row blocks that see the most keys
-    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one tile
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # one tile if no row sees a key
     return i, section * l2_group + within % width, T_c
 
 
@@ -178,7 +178,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # 0 keys if these rows do not exist
         own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
-        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers see the tiles before `begin`
+        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers' rows see the tiles before `begin`
 
         q_i = wait(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -220,7 +220,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
         L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-        tma.store_wait(0)  # wait until TMA has read the previous row block from o
+        tma.store_wait(0)  # wait until TMA has read the previous row block's O from o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14

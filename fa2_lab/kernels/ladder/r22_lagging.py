@@ -1,9 +1,9 @@
 """Rung 22, lagging: m is raised to the maximum only if a score exceeds m by more than 8, so that o is seldom rescaled.
 
-Any value can replace the maximum, because it cancels out of O and L. Its only purpose is to prevent p from overflowing,
-and 2⁸ is far from an overflow. As long as m does not change, the 4 lanes of a row exchange no data. Each lane therefore
-keeps its own partial sum of ℓ until the last tile, and multiplications by alpha = 1 are skipped. Two blocks of inline
-PTX let a warp jump over the instructions that it does not need.
+Any value can take the place of the maximum, because it cancels out of O and L. The maximum only prevents p from
+overflowing, and 2⁸ is far from an overflow. As long as m does not change, the 4 lanes of a row exchange no data. Each
+lane therefore keeps its own partial sum of ℓ until the last tile, and multiplications by alpha = 1 are skipped. Two
+blocks of inline PTX let a warp jump over the instructions that it does not need.
 """
 
 import math
@@ -40,7 +40,7 @@ def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.cons
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     i = (T_r - 1 - within // width) * B_r  # start with the row blocks that see the most keys
-    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one tile
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # one tile if no row sees a key
     return i, section * l2_group + within % width, T_c
 
 
@@ -126,7 +126,7 @@ def split_lanes(x):
 
 @gluon.jit
 def broadcast_state(state, x):
-    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, returned by split_lanes()."""
+    """Reshape `state` (64, 4), with one value per row and lane, so that it broadcasts against x from split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -235,7 +235,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # 0 keys if these rows do not exist
         own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
-        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers see the tiles before `begin`
+        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers' rows see the tiles before `begin`
 
         q_i = wait(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -279,7 +279,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
         L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-        tma.store_wait(0)  # wait until TMA has read the previous row block from o
+        tma.store_wait(0)  # wait until TMA has read the previous row block's O from o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14

@@ -1,4 +1,4 @@
-"""Rung 23, wide: at d = 128, three consumers (192 rows) now share each tile of K and V, because O reuses Q's buffer.
+"""Rung 23, wide: at d = 128, three consumers (192 rows) can share each tile of K and V, because O reuses Q's buffer.
 
 Even so, the third consumer needs more shared memory, so tiles have 64 keys again, now in five stages. While O is in Q's
 buffer, the next Q cannot be copied. If there are few row blocks, the launch therefore uses the sizes of rung 22.
@@ -39,7 +39,7 @@ def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.cons
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     i = (T_r - 1 - within // width) * B_r  # start with the row blocks that see the most keys
-    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one tile
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # one tile if no row sees a key
     return i, section * l2_group + within % width, T_c
 
 
@@ -125,7 +125,7 @@ def split_lanes(x):
 
 @gluon.jit
 def broadcast_state(state, x):
-    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, returned by split_lanes()."""
+    """Reshape `state` (64, 4), with one value per row and lane, so that it broadcasts against x from split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -235,7 +235,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # 0 keys if these rows do not exist
         own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # number of tiles to compute, at least one
-        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers see the tiles before `begin`
+        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers' rows see the tiles before `begin`
         q_i = wait(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
         for n in range(first, begin):
@@ -278,13 +278,13 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
         L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-        tma.store_wait(0)  # wait until TMA has read the previous row block from o
+        tma.store_wait(0)  # wait until TMA has read the previous row block's O from o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         if not OWN_O_BUFFER:
-            tma.store_wait(0)  # wait until TMA has read O, so that the next Q may be copied
+            tma.store_wait(0)  # wait until TMA has read O, so that the next Q can be copied
             release(q, q_n)
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)

@@ -2,8 +2,8 @@
 
 2ˣ = 2ⁿ 2ᶠ with n = ⌊x⌋ and f in [0, 1). A cubic polynomial approximates 2ᶠ to within 9e-5, which is far more precise
 than p after rounding to 16 bits, and n becomes the exponent. The kernel should be faster than rung 23 on a B200, where
-only the exponential unit limits the speed. On an H200, the tensor cores, the exponential unit and the issue slots limit
-the speed equally, and nine instructions replace one.
+only the exponential unit limits the speed. On an H200, by contrast, the tensor cores, the exponential unit and the
+issue slots limit the speed equally, and the polynomial takes nine instructions instead of one.
 
 Three mistakes would go unnoticed. If a plain max clamped x, NaN would become 0, as if the key were masked, so the code
 clamps with max.NaN. If n were added to the bits of the exponent, NaN would become 3.4e38, so the code multiplies by 2ⁿ.
@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels import ladder
 
-wide = ladder.copied("r23")  # rung 23's functions, with the softmax replaced by the one below
+wide = ladder.copied("r23")  # a copy of rung 23, whose softmax is replaced below
 split_lanes, broadcast_state = wide.split_lanes, wide.broadcast_state
 update_row_max, LAG = wide.update_row_max, wide.LAG
 EVERY = gl.constexpr(8)  # the FMA units compute one in EVERY exponentials

@@ -1,4 +1,4 @@
-"""The portable backward: Algorithm 2 of FlashAttention-2 in two passes, which gives every sum a fixed order.
+"""The portable backward kernels: Algorithm 2 of FlashAttention-2 in two passes, which fix the order of every sum.
 
 In the first pass, each program owns a row block, keeps dQ_i on chip, and computes D_i for the second pass. In the
 second pass, each program owns a column block and keeps dK_j and dV_j on chip. Both passes compute S and dP. Rung b00 of
@@ -76,7 +76,7 @@ class ColumnBlock(NamedTuple):
 
 
 class BackwardScalars(NamedTuple):
-    """The backward's scalar factors and its dropout rule."""
+    """The scalar factors and the dropout rule of the backward pass."""
 
     scale: float  # τ
     scales: Scales
@@ -95,7 +95,7 @@ def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def mask_empty_rows(L_i, row, N_q):
-    """Return L_i with ∞ in rows that see no key or do not exist, so that their P is 0 regardless of the bias."""
+    """Return L_i with ∞ in rows that see no key or do not exist, which makes their P zero regardless of the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
@@ -103,21 +103,21 @@ def mask_empty_rows(L_i, row, N_q):
 def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     """Recompute a tile's P from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
 
-    The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other
-    arguments have the tile's shape or broadcast to it.
+    The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. L_i, b_ij and
+    `visible` have the tile's shape or broadcast to it.
     """
     s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
-    # Compute τ S − L with one FMA and both terms in base 2, because rounding τ S first would lose digits of large
+    # Compute τ S − L with one FMA and both terms in base 2 because rounding τ S first would lose digits of large
     # scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
-    else:  # compute b − L first, because it is small unless P is negligible
+    else:  # compute b − L first because it is small unless P is negligible
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
-        power = tl.minimum(power, 100.0)  # masked scores must not overflow; visible ones stay far below 100
+        power = tl.minimum(power, 100.0)  # keeps masked entries from overflowing; visible ones stay far below 100
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # masked scores include those of rows that see no key and have L = −∞
+    if MASKED:  # masked entries include all rows that see no key and have L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij, s_ij
 
@@ -148,15 +148,15 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     B_r: tl.constexpr = const.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
     N_q = queries.N
-    stop, second, second_stop = span.stop, span.second, span.second_stop
-    tiles = tl.cdiv(stop - span.first, B_r) + (tl.cdiv(second_stop - second, B_r) if MASKED else 0)
-    start = tl.where(span.first < stop, span.first, second) if MASKED else span.first
+    end, second_begin, second_end = span.end, span.second_begin, span.second_end
+    tiles = tl.cdiv(end - span.begin, B_r) + (tl.cdiv(second_end - second_begin, B_r) if MASKED else 0)
+    start = tl.where(span.begin < end, span.begin, second_begin) if MASKED else span.begin
     head = group.first
     row0 = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry. It would be a row for packed sequences, but these do not support dropout.
+        # q_base is the batch entry. For packed sequences, it would be a row, but these calls do not support dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -180,11 +180,11 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
         row0 += B_r
-        if MASKED:  # after the rows before `stop`, continue with the rows from `second` on
-            row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
+        if MASKED:  # after the rows before `end`, continue with the rows from `second_begin` on
+            row0 = tl.where(row0 < end, row0, tl.maximum(row0, second_begin))
         if GROUPED:  # after the last row of the span, continue with the first row of the next query head
-            head += (row0 >= second_stop).to(tl.int32)
-            row0 = tl.where(row0 >= second_stop, start, row0)
+            head += (row0 >= second_end).to(tl.int32)
+            row0 = tl.where(row0 >= second_end, start, row0)
     return dk_j, dv_j
 
 
@@ -192,7 +192,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr,
              GROUPED: tl.constexpr):  # fmt: skip
-    """Compute dK_j and dV_j for column block j of a K/V head, summed over the query heads that share the head."""
+    """Compute dK_j and dV_j for column block j of a K/V head, summed over the query heads that share the K/V head."""
     B_c: tl.constexpr = const.B_c
     T_c = block_count(N_k, sequences, B_c)  # FA2.A2.L1
     j, b_kv = block_coord(tl.program_id(0), T_c, batch_heads, l2_group)  # FA2.A2.L5
@@ -224,8 +224,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j is the sum over all query heads in the group, so a single multiplication suffices only if all of them share
-    # one scale τ.
+    # dk_j is the sum over all query heads in the group, so one multiplication suffices only because all heads share the
+    # scale τ.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -240,7 +240,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
     B_c: tl.constexpr = const.B_c
     row = row_block.row
     row_begin = None if window[0] is None else keys.begin
-    for n in range(span.first, span.stop, B_c):
+    for n in range(span.begin, span.end, B_c):
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)
@@ -258,7 +258,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i for row block i of a query head. As in the forward, each program owns one row block."""
+    """Compute D_i and dQ_i for row block i of a query head. As in the forward pass, each program owns one row block."""
     B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)
@@ -296,7 +296,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     dq_i = tl.zeros((B_r, const.d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, full_cols, keys, window, scales, bias_context, dropout,
                          const, bias, MASKED=False)  # fmt: skip
-    if masked_cols.first < masked_cols.stop:
+    if masked_cols.begin < masked_cols.end:
         dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, masked_cols, keys, window, scales, bias_context, dropout,
                              const, bias, MASKED=True)  # fmt: skip
     dQ = head_ptr(dQ, dQ_strides, q_base, head)
@@ -304,7 +304,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return a function of (dO, dL, O, L, tensors) that runs the portable backward for calls like this one."""
+    """Return a function of (dO, dL, O, L, tensors) that runs the portable backward kernels for calls like this one."""
     dq_launch = prepare_dq(dO, O, tensors, options)
     dkdv_launch = prepare_dkdv(dO, tensors, options)
 
@@ -323,7 +323,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
     """Return the gradient of each sink: the sum of dS = −P D over all rows, with P = exp(sink − L).
 
-    For a score, the gradient is dS = P (dP − D). For a sink, dP is 0, because a sink has no value.
+    For a score, the gradient is dS = P (dP − D). For a sink, dP is 0 because a sink has no value.
     """
     p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # avoids −∞ − (−∞) if a row's L and its sink are both −∞
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
@@ -358,7 +358,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments, other than sizes, shared by both passes: the window, the scalars and the bias."""
+    """Return the keyword arguments that both passes share, except sizes: the window, the scalars and the bias."""
     scales = make_scales(options.scale, options.softcap)
     scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

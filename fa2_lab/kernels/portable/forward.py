@@ -1,4 +1,4 @@
-"""The portable forward: Algorithm 1 of FlashAttention-2, with one program per row block of a head."""
+"""The portable forward pass: Algorithm 1 of FlashAttention-2, with one program per row block of a head."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -42,13 +42,13 @@ class BiasContext(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """A row block's rows, the columns begin:end that each row sees and, in the backward, its L and D."""
+    """A row block's rows, the columns begin:end that each row sees and, in the backward pass, the rows' L and D."""
 
     row: tl.tensor  # (B_r,)
     begin: tl.tensor  # (B_r, 1)
     end: tl.tensor  # (B_r, 1)
-    L_i: tl.tensor  # (B_r,), or None in the forward
-    D_i: tl.tensor  # (B_r,), or None in the forward
+    L_i: tl.tensor  # (B_r,), or None in the forward pass
+    D_i: tl.tensor  # (B_r,), or None in the forward pass
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
     row = row_block.row
     B_c: tl.constexpr = const.B_c
     row_begin = None if window[0] is None else keys.begin
-    for n in range(span.first, span.stop, B_c):  # FA2.A1.L6
+    for n in range(span.begin, span.end, B_c):  # FA2.A1.L6
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
@@ -83,7 +83,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
         if MASKED:
             s_ij = tl.where(in_col_bounds(row_block.begin, row_block.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
-        if dropout is not None:  # dropout follows the row sum, because l also counts the dropped keys
+        if dropout is not None:  # dropout follows the row sum because l also counts the dropped keys
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
         for c in tl.static_range(0, const.d, const.o_chunk):
@@ -103,7 +103,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)  # FA2.A1.L3
     if window[1] is not None:
-        i = T_r - 1 - i  # start with the last row block, because later row blocks see more keys
+        i = T_r - 1 - i  # start with the last row block because later row blocks see more keys
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides = aligned_strides(strides)
     q_base, k_base, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
@@ -149,7 +149,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
 
 def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
-    """Return a function of `tensors` that runs the portable forward for calls like this one (see dispatch.py).
+    """Return a function of `tensors` that runs the portable forward kernel for calls like this one (see dispatch.py).
 
     The launch has one program per row block. If `config` is None, the configuration is taken from the tables.
     """

@@ -1,4 +1,4 @@
-"""Functions that compile kernels, always in a new Python process, because one process can compile for only one chip."""
+"""Functions that compile kernels in new Python processes, because a process can compile for only one chip."""
 
 import json
 import os
@@ -21,7 +21,7 @@ CHIPS = {
     "gfx942": "MI300",
 }
 ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # shared-memory KiB per block
-STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the compiler's order; for AMD, the last is amdgcn
+STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order of compilation; for AMD, "sass" is amdgcn code
 PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # the compiler options that a launch may set
@@ -33,7 +33,7 @@ class Compiled(NamedTuple):
     name: str
     chip: str
     numbers: dict[str, int]
-    layouts: dict[str, str]  # {name in ttgir: layout}
+    layouts: dict[str, str]  # {name of a layout in TTGIR: layout}
     stages: dict[str, str]  # {ttir, ttgir, ptx or sass: code}
     lines: dict[str, list[str]]  # {"file.py:line": instructions compiled from this line}
 
@@ -65,9 +65,10 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """Compile the kernels of `name` once for each entry of `launches`, whose options replace the call's own.
+    """Compile the kernels of `name` once for each entry of `launches`.
 
-    For example, the entry {"num_stages": 2} compiles the kernels with two stages.
+    The options in an entry replace those that the call would set. For example, the entry {"num_stages": 2} compiles the
+    kernels with two stages.
     """
     chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
@@ -115,7 +116,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the full name, as in names(), of a rung such as "09" or a kernel. For a file, return its full path."""
+    """Return the full name of a kernel, or of a rung such as "09", from names(). For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

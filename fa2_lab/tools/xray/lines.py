@@ -35,7 +35,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """Return the machine instructions for the Triton lines that compute the paper's line `tag`, as text."""
+    """Return, as text, the machine instructions of the Triton lines that compute line `tag` of a paper."""
     line = where(tag)
     if not line.first_triton:
         raise ValueError(f"{line.tag} has no Triton line: {line.no_triton}")

@@ -1,4 +1,4 @@
-"""A process that compiles every launch of one call for one chip without running it, and prints the result as JSON."""
+"""A process that compiles, but does not run, every launch of one call for one chip, and prints the results as JSON."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from fa2_lab.tools.xray.lines import by_line
 
 SMs = 132  # the SM count reported to persistent kernels, as on an H100 or H200
 RUN = triton.JITFunction.run
-launched, asked = dict[str, Any](), dict[str, Any]()  # {kernel of the call: compiled kernel}, {compiler option: value}
+launched, asked = dict[str, Any](), dict[str, Any]()  # {kernel name: compiled kernel}, {compiler option: value}
 
 
 def compile_only(run: Callable) -> Callable:
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward of `name` (a rung, a package kernel or a file), with q in place of every tensor."""
+    """Call a pass of `name` (a rung, a package kernel or a file), with q in place of every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":

@@ -10,7 +10,7 @@ import torch
 from fa2_studio.bench.peers.dense import Attend, O_of, function_of
 from fa2_studio.bench.problem import Missing, TensorSequence
 
-MOST_ROWS = 2**18  # the most rows of a padded call; with this many, the call needs more than ten tensors of 1 GiB each
+MAX_ROWS = 2**18  # the most rows of a padded call; with this many, the call needs more than ten tensors of 1 GiB each
 
 
 class Packed(NamedTuple):
@@ -34,7 +34,7 @@ def padded_attention(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     from fa2_lab.api.attention import attention
 
     rows = len(lengths) * max(lengths)
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         raise Missing(f"padding would turn {sum(lengths):,} tokens into {rows:,} rows")
     count = torch.tensor(lengths, dtype=torch.int32, device=tensors[0].device)
     call = partial(attention, causal=True, key_lengths=count)

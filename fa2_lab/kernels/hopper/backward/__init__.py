@@ -1,1 +1,1 @@
-"""The FlashAttention-2 backward for Hopper, in which TMA accumulates dQ in HBM."""
+"""The FlashAttention-2 backward pass for Hopper, in which TMA accumulates dQ in HBM."""

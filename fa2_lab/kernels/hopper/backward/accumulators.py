@@ -44,7 +44,7 @@ def add_tile(x, accum, at, buffer):
 
 @gluon.jit
 def add_lines(x, accum, at, buffer):
-    """Store x, a (128, 32) tile, in the shared-memory `buffer`, and add it to `accum` with TMA at line `at`."""
+    """Store x, 64 or 128 lines, in the shared-memory `buffer`, and add it to `accum` with TMA at line `at`."""
     tma.store_wait(0)  # wait until TMA has read the buffer's previous contents
     buffer.store(x)
     fence_async_shared()
@@ -55,7 +55,7 @@ def add_lines(x, accum, at, buffer):
 def to_fragment_order(x):
     """Reshape x from (64, W) to (2 · W, 32) in the element order of a consumer's registers, so that no data moves."""
     W: gl.constexpr = x.shape[1]
-    # A row is (warp, upper or lower 8 rows, lane), and a column is (group of 8 columns, lane, element).
+    # A row's index is (warp, upper or lower 8 rows, lane), and a column's is (group of 8 columns, lane, element).
     x = x.reshape([4, 2, 8, W // 8, 4, 2])
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
 
@@ -82,7 +82,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all accumulators, and write the initial accumulators of two matmuls: −L/scale for S and −D for dP.
 
-    For a row that sees no key or is past the end, S starts at −∞, which makes P zero. cu_seqlens_k is passed only if dQ
+    For a row that sees no key or does not exist, S starts at −∞, which makes P zero. cu_seqlens_k is passed only if dQ
     is accumulated in a fixed order. In that case, if the starts of packed sequences decrease, which is invalid, the
     accumulators and the counters of semaphore.py are set to NaN instead of 0. Read as an integer, the bits of NaN
     exceed every position for which a writer waits, so no writer hangs. `tiles` is the number of (64, d_pad) tiles in
@@ -161,8 +161,8 @@ def write_tile(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: t
     if cu_seqlens is not None:
         i, begin, N, _, _ = packed_block(i, cu_seqlens, N, cu_seqlens, N, sequences, B)
     x = to_row_major(tl.load(accum + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
-    row, col = i * B, c * W  # a block of 64 rows is divided by columns between the two consumers
-    if B > 64:  # a block of 128 rows is divided by rows instead
+    row, col = i * B, c * W  # the two consumers split a block of 64 rows by column
+    if B > 64:  # they split a block of 128 rows by row instead
         row, col = i * B + c * 64, 0
     batch = bh // H if cu_seqlens is None else begin
     store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

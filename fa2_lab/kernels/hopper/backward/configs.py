@@ -1,8 +1,8 @@
 """Select the configuration of a Hopper backward launch, and determine for which calls other kernels are faster.
 
 The configurations and costs were fitted to run times on an H200 with Triton 3.9. The measurements cover the paper's
-grid of problems and 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per
-column block. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
+grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. For each problem, several numbers of parts
+per column block were timed. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
 """
 
 import math
@@ -76,11 +76,11 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     return BackwardConfig(64, 128, v_in_registers=v_in_registers, **order, skip_last_quarter=d <= 96)
 
 
-# For small problems, the portable kernels are faster, because the host needs 25 µs for their two launches but 40 µs for
-# the three launches here. At d = 96 and d = 128, this saving exceeds the 2 to 6 µs that the portable kernels lose on
-# the GPU. The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows with few keys. In this
-# case, there would be few portable programs, because each of them owns up to 64 keys, and each program would loop over
-# all rows, leaving most SMs idle for a long time.
+# For small problems, the portable kernels are faster because the host needs 25 µs for their two launches but 40 µs for
+# the three launches of the Hopper kernels. At d = 96 and d = 128, this saving exceeds the 2 to 6 µs that the portable
+# kernels lose on the GPU. The Hopper kernels are always chosen for grouped heads. They are also chosen for many rows
+# with few keys. In this case, only a few portable programs would run, since each of them owns up to 64 keys, and each
+# would loop over all rows, leaving most SMs idle for a long time.
 PORTABLE_IS_FASTER = {  # {largest d: limits}
     64: PortableLimits(512, 2, 2048),
     96: PortableLimits(256, 1, 700),
@@ -90,7 +90,7 @@ PORTABLE_IS_FASTER = {  # {largest d: limits}
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Return whether the Hopper backward is the fastest choice.
+    """Return whether the Hopper backward kernels are the fastest choice.
 
     `heads` is the number of query heads over all batch entries, and `grouped` is True if several of them share a K/V
     head.
@@ -100,24 +100,24 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     half_idle = 2 * cdiv(N_k, 64) * heads < SMs
     little_work = N_k <= limits.max_N_k and row_blocks_per_SM <= limits.max_row_blocks_per_SM
     little_work = little_work and not (half_idle and N_q > limits.max_N_q_if_half_idle)
-    # If half of each column block is empty, the portable kernels are 1.2 to 1.4 times as fast.
+    # If half of each column block is empty, the portable kernels are 1.2 to 1.4 times as fast as the Hopper kernels.
     half_empty = N_k <= 64 and 2 * heads >= SMs
     return grouped or not (little_work or half_empty)
 
 
-# The cost of dividing a column block among programs, in units of one step (one row block).
+# The cost of dividing a column block among programs. The unit is the time of one step, which processes one row block.
 PART_COST = {32: 1, 64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
 SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a constant, and a cost per column
-IDLE_SHARE = 1 / 5  # with a mask, idle time at the end, as a share of the longest part's time
+IDLE_SHARE = 1 / 5  # with a mask, idle time at the end of the kernel, as a share of the longest part's time
 DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2
 
 
 def choose_parts(column_blocks: int, steps: int, SMs: int, masked: bool, group: int, d_pad: int) -> int:
     """Return the number of parts per column block that minimizes the estimated time of the call.
 
-    Each column block takes `steps` steps, one per row block. Parts of equal length run in rounds, with one part per SM.
-    With a mask, the model assumes that parts take half of their steps on average, as under the causal mask, and that
-    the longest parts run first.
+    Each column block takes `steps` steps, one per row block. Without a mask, all parts take the same time and run in
+    rounds of one part per SM. With a mask, the model assumes that parts take half of their steps on average, as under
+    the causal mask, and that the longest parts run first.
     """
 
     def time(parts: int) -> float:
@@ -137,10 +137,10 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
     concurrent programs read the same rows and dQ's accumulators stay in L2. With a mask, column blocks take different
-    amounts of time, so several heads are needed to balance the load. They must fill most SMs, and their number must not
-    fall below a minimum. The minimum is four if more than two query heads share a K/V head. Otherwise, it is the number
-    of heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB of L2.
-    even_l2_group() may return up to twice the minimum. With even more heads, calls become 10% and eventually 40%
+    amounts of time, so several heads are needed to balance the load. These heads must fill most SMs, and their number
+    must not fall below a minimum. The minimum is four if more than two query heads share a K/V head. Otherwise, it is
+    the number of heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB
+    of L2. even_l2_group() may return up to twice the minimum. With even more heads, calls become 10% and eventually 40%
     slower.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_per_head))

@@ -1,9 +1,9 @@
-"""The FlashAttention-2 backward (Algorithm 2) for Hopper, in one pass over column blocks.
+"""The FlashAttention-2 backward kernel (Algorithm 2) for Hopper, which makes one pass over the column blocks.
 
 Each of the two consumer warpgroups owns 64 columns of the block and keeps their dK and dV in registers. All tiles are
-transposed, so that P and dS can be used as left operands directly from registers. dS is also stored in shared memory,
-because dQ needs the dS of both consumers. The matmul for a row block's dQ overlaps with the exponentials of the next
-row block, and TMA then adds the result to dQ in HBM.
+transposed so that P and dS can be used as left operands directly from registers. Since dQ needs the dS of both
+consumers, dS is also stored in shared memory. The matmul for a row block's dQ overlaps with the exponentials of the
+next row block, and TMA then adds the result to dQ in HBM.
 
 The functions that start the matmuls are in products.py. This file determines the order in which the matmuls start and
 where their results are awaited. Some matmuls can start earlier or later, and configs.py lists the fastest order for
@@ -76,8 +76,8 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
     """
     entries, heads, _ = shape_of(Q)
     all_row_blocks = entries * heads * T_r
-    n = 0  # row blocks so far
-    r = 0  # column blocks so far
+    n = 0  # number of row blocks so far
+    r = 0  # number of column blocks so far
     t = scheduler.first()
     while scheduler.more(t):
         block, head_part = scheduler.block_coord(t)
@@ -152,7 +152,7 @@ def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
         write_dk_dv(c, r, dk, dv, dK, dV, smem, scale_log2)
         r += 1
         steps = receive(r, smem.mailbox)
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit
@@ -248,7 +248,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 def exchange_ds(c: gl.constexpr, n, ds, smem):
     """Store this consumer's dS for the n-th row block in shared memory.
 
-    There are two buffers, because both consumers read dS in the next step, in which they also store the next dS. The
+    There are two buffers because both consumers read dS in the next step, in which they also store the next dS. The
     fence makes the stored dS visible to the tensor cores. It also orders the reads in row_blocks.load_acc_init() before
     the TMA copy that overwrites the row block once it has been released.
     """
@@ -259,7 +259,7 @@ def exchange_ds(c: gl.constexpr, n, ds, smem):
 
 @gluon.jit
 def wait_for_dk(n, dk, ds, smem, others: gl.constexpr):
-    """Wait for dK's matmul and release Q and dO. The `others` matmuls started after it may still be running."""
+    """Wait for dK's matmul and release Q and dO. Up to `others` matmuls that started later may still be running."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     smem.row_blocks.release(n)
     return dk
@@ -354,7 +354,7 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Integers are
-    passed as separate arguments, because Triton would specialize on integers in a tuple and recompile the kernel for
+    passed as separate arguments because Triton would specialize on integers in a tuple and recompile the kernel for
     many of their values.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS

@@ -1,4 +1,4 @@
-"""Host code that prepares the three launches of the Hopper backward.
+"""Host code that prepares the three launches of the Hopper backward pass.
 
 The first launch zeroes the fp32 accumulators in HBM and writes the initial accumulators of the matmuls for S and dP.
 The second launch computes dK and dV and accumulates dQ. The third launch scales and rounds the accumulated dQ, and
@@ -58,7 +58,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         final_dk_dv = (dK, dV) if divided else (None, None)  # the third launch rounds the accumulated dK and dV
         sem_counters, checked_cu_k = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            # In a custom operator, this call launches a kernel that zeroes the counters. It precedes the other
+            # In a custom operator, this call launches a kernel that zeroes the counters. The call precedes all
             # launches, because a kernel between two of them would keep the second one from starting early.
             counter = host.scheduler_counter(Q, options.in_custom_op)
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, checked_cu_k)
@@ -181,6 +181,6 @@ def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConf
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether the Hopper backward is the fastest choice for calls with Q and K of these shapes."""
+    """Return whether the Hopper backward kernels are the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return configs.enough_work(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))

@@ -1,4 +1,4 @@
-"""Functions that start the five matmuls of a step in the Hopper backward. kernel.py waits for the results."""
+"""Functions that start the five matmuls of a step in the Hopper backward kernel. kernel.py waits for the results."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -62,7 +62,7 @@ def broadcast_init(init):
 def start_dv(dv, p, do):
     """Start the matmul that adds P dO to dv (64, d).
 
-    Return dv and P (64, B_r). Both must stay in registers until the matmul ends.
+    Return dv and P (64, B_r), both of which must stay in registers until the matmul ends.
     """
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
@@ -70,7 +70,7 @@ def start_dv(dv, p, do):
 
 @gluon.jit
 def start_dk(n, dk, ds, smem):
-    """Start the matmul that adds dS Q of the n-th row block to dk (64, d). ds must stay in registers until it ends."""
+    """Start the matmul that adds dS Q of row block n to dk (64, d). ds must stay in registers until the matmul ends."""
     q, _ = smem.row_blocks.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 

@@ -1,9 +1,9 @@
-"""The input of the Hopper backward's consumers: row blocks of Q and dO, and the rows that see each consumer's columns.
+"""Input to the consumers of the Hopper backward kernel: row blocks of Q and dO, and the rows that see their columns.
 
 A column block consists of 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see these
 keys belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs,
-each program processes only its part of these row blocks. Only the producer computes the indices of these row blocks,
-and it passes them to the consumers.
+each program processes only its part of these row blocks. The producer alone computes the indices of these row blocks
+and passes them to the consumers.
 """
 
 import triton
@@ -21,7 +21,7 @@ COLS = gl.constexpr(64)  # columns per consumer
 COLUMN_BLOCK_FIELDS = gl.constexpr(  # a column block's fields in the mailbox; if `steps` is 0, no block is left
     ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )
-# The fields of a row block. `k_stage` is among them, because keeping K's addresses would take 14 registers.
+# The fields of a row block. `k_stage` is among them because keeping K's addresses would take 14 registers.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # used if dK and dV are accumulated in a fixed order (semaphore.py)
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
@@ -66,9 +66,9 @@ def first_seeing_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class RowBlockPipeline:
-    """A ring (circular buffer) of row blocks with two stages.
+    """A two-stage ring (circular buffer) of row blocks.
 
-    Each stage contains tiles of Q and dO, and the initial accumulators of S and dP (accumulators.py).
+    Each stage contains tiles of Q and dO, and the initial accumulators for S and dP (see accumulators.py).
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)

@@ -1,17 +1,16 @@
 """A semaphore that fixes the order of the additions to dQ, which makes dQ bitwise identical in every run.
 
-Each tile in HBM to which several consumers add has a counter in global memory for the additions so far. A consumer
-stores its partial dQ in shared memory and moves on. Its writer, a separate warp, waits until the counter equals this
-partial dQ's position in the order (its turn), adds it with TMA, and increments the counter once the addition has
-finished. For each row block, the last column block that sees it adds first, and the other column blocks follow from
-right to left.
+Each tile in HBM to which several consumers add has a counter of the additions so far. A consumer stores its partial dQ
+in shared memory and moves on. Its writer, a separate warp, waits until the counter equals this partial dQ's position in
+the order (its turn), adds the partial dQ with TMA, and increments the counter once the addition has finished. For each
+row block, the last column block that processes it adds first, and the other column blocks follow from right to left.
 
 No writer waits forever. A writer waits only for column blocks that the tile scheduler handed out earlier, and each of
-those, including a program's first, was fetched by a program that is already running. This guarantee requires that the
-starts of packed sequences never decrease. If they decrease, some of the column blocks for which writers wait are never
-fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so that no writer waits at
-all. Under the causal mask, waits are short, because no column block further right sees the first rows that a column
-block processes.
+these column blocks, including a program's first one, was fetched by a program that is already running. This guarantee
+requires that the starts of packed sequences never decrease. If they decrease, some of the column blocks for which
+writers wait are never fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so
+that no writer waits at all. Under the causal mask, waits are short because the first rows that a column block processes
+see no column block further right.
 """
 
 import triton
@@ -33,7 +32,7 @@ setp.lt.u32 early, count, $2;
 @early bra AGAIN;
 fence.proxy.async.global;
 mov.u32 $0, count;
-}""")  # prevents TMA, which accesses memory through a different proxy, from adding too early
+}""")  # the fence keeps TMA, which accesses memory through a different proxy, from adding too early
 PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
@@ -41,23 +40,24 @@ PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 class Semaphore:
     """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
 
-    Each writer waits until its counter reaches its turn. Counters start at 0. If the starts of packed sequences
-    decrease, which is invalid, the counters start past the last turn instead, so that no writer waits forever. If USED
-    is false, there are no counters, and no writer waits.
+    Each writer waits until the counter of the tile to which it adds reaches its turn. Counters start at 0. If the
+    starts of packed sequences decrease, which is invalid, the counters start past the last turn instead, so that no
+    writer waits forever. If USED is false, there are no counters, and no writer waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer to the counters, or None
-    # Each consumer has two barriers. The first signals that a result has been stored, the second that it has been read.
+    # Each consumer has two barriers. The first one signals that a result has been stored, and the second one signals
+    # that the result has been read.
     handed: gl.shared_memory_descriptor
     USED: gl.constexpr
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, buffer):
-        """Consumer c: store its partial result dq in the shared-memory buffer, from which its writer warp adds it.
+        """Consumer c: store its partial result dq in the shared-memory buffer, from which its writer adds dq to HBM.
 
         Call wait_for_room() first.
         """
-        tma.store_wait(0)  # wait until earlier copies of dK and dV from the same buffer have read it
+        tma.store_wait(0)  # wait until earlier copies of dK and dV have read the buffer
         buffer.store(to_fragment_order(dq))
         fence_async_shared()
         mbarrier.arrive(self.handed.index(2 * c), count=1)

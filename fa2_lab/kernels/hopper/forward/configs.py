@@ -30,7 +30,7 @@ class CausalCase(NamedTuple):
 
 
 class UnmaskedTime(NamedTuple):
-    """The time of an unmasked row block is tile · keys / 128 + start, with keys rounded up to whole tiles."""
+    """The estimated time of an unmasked row block: tile · keys / 128 + start, with keys rounded up to whole tiles."""
 
     config: ForwardConfig
     tile: float
@@ -38,7 +38,7 @@ class UnmaskedTime(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """Calls for which the portable kernel is faster. They exceed `over_row_blocks_per_SM`, but no other limit."""
+    """Calls for which the portable kernel is faster. Each exceeds `over_row_blocks_per_SM`, but no other limit."""
 
     max_N_q: float
     max_N_k: float
@@ -71,7 +71,7 @@ class ForwardConfig:
     def registers(self) -> int:
         """The number of registers per consumer thread.
 
-        The producer uses at most 32 registers per thread, and the consumers share all others of an SM.
+        The producer uses at most 32 registers per thread, and the consumers share all other registers of an SM.
         """
         return min(240, (512 - 32) // self.consumers)
 
@@ -79,8 +79,7 @@ class ForwardConfig:
     def shared(self) -> dict[str, int]:
         """The size in bytes of each tensor's buffers in shared memory, excluding barriers and the mailbox.
 
-        If O has its own buffer, each consumer has two buffers for Q, so that the next row block's Q can be copied
-        early.
+        If O has its own buffer, each consumer has two buffers for Q so that the next row block's Q can be copied early.
         """
         rows = dict(
             Q=self.rows * (2 if self.separate_O_buffer else 1), K=self.stages * self.B_c, V=self.stages * self.B_c
@@ -92,30 +91,31 @@ class ForwardConfig:
     def options(self) -> dict:
         """The compiler options for the launch.
 
-        At d = 256, the option for saving registers is unnecessary, because the kernel saves enough by computing Q's
-        addresses only when they are needed.
+        At d = 256, the option for saving registers is unnecessary because the kernel saves enough registers by
+        computing Q's addresses only when they are needed.
         """
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
-# The default configurations by d_pad. One consumer is slower than two, but needs fewer rows to keep an SM busy.
+# The default configurations by d_pad. One consumer is slower than several, but needs fewer rows to keep an SM busy.
 DEFAULT = {
     64: ForwardConfig(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardConfig(128, consumers=2, stages=2),
     256: ForwardConfig(64, consumers=2, stages=2, d_pad=256, separate_O_buffer=False, low_reg_schedule=USE_LOW_REG),
 }
 ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, config in DEFAULT.items()}
-# These configurations use half as many keys per tile. They suit short causal rows, where the diagonal cuts most tiles,
-# and unmasked rows that leave much of the last tile empty or, at d = 64, are so short that an earlier start matters.
+# These configurations use half as many keys per tile as the defaults. They suit short causal rows, where the diagonal
+# cuts most tiles, and unmasked rows that leave much of the last tile empty or, at d = 64, are so short that an earlier
+# start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
-# This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths. A
-# variant has half as many keys per tile.
+# This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths.
+# Its variant has half as many keys per tile.
 TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
-# This configuration suits many rows with d from 72 to 128, because K and V are read once per 192 rows.
+# This configuration suits calls with many rows and d from 72 to 128 because it reads K and V only once per 192 rows.
 THREE_CONSUMERS = ForwardConfig(64, consumers=3, stages=5, separate_O_buffer=False)
 
-# Without a mask, all row blocks take the same time, so they are modeled as rounds of one block per SM. Only
+# Without a mask, all row blocks take the same time, so they are modeled as rounds of one row block per SM. Only
 # configurations with the same d_pad are compared. At d = 32, choose() takes the configurations for d = 64 and replaces
 # their d_pad.
 UNMASKED_TIMES = {  # {d_pad: times}
@@ -164,7 +164,7 @@ CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
     256: [CausalCase(2.3, NO_LIMIT, None, ONE_CONSUMER[256]), CausalCase(NO_LIMIT, NO_LIMIT, None, DEFAULT[256])],
 }
 
-# For calls with few keys, the portable kernel is faster, because it starts sooner.
+# For calls with few keys, the portable kernel is faster because it starts sooner.
 PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
     32: [PortableCase(3000, 1000, 0, NO_LIMIT)],
     64: [PortableCase(NO_LIMIT, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
@@ -187,9 +187,9 @@ def for_d(config: ForwardConfig, d: int) -> ForwardConfig:
 def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     """Return the configuration for a call with a window, for d up to 128.
 
-    Tiles have 64 keys, because both edges of the window cut tiles. The mask for a window takes registers. Above d =
-    128, there are too few registers. Above d = 64, some registers would spill without `low_reg_schedule`, unless the
-    right bound is that of the causal mask (right = 0).
+    Tiles have 64 keys because both edges of the window cut tiles. The window's mask takes additional registers, for
+    which there is no room above d = 128. Above d = 64, some registers would spill without `low_reg_schedule`, unless
+    the window ends at the diagonal (right = 0).
     """
     if d <= 64:
         return for_d(HALF_B_C[64], d)
@@ -228,7 +228,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of the whole batch."""
+    """Return whether the Hopper forward kernel is the fastest. `heads` counts the query heads of the whole batch."""
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q
@@ -239,9 +239,9 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 
 
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
-    """Return the number of K/V heads to process concurrently, so that K and V stay in L2.
+    """Return the number of K/V heads to process concurrently so that their K and V stay in L2.
 
-    Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
+    Without a mask, heads are processed one at a time, and concurrent programs read the same K and V. With a causal
     mask, row blocks take different amounts of time, and processing several heads concurrently balances the load. In
     this case, return the number of heads whose K and V fit in 11 MiB of L2, or in 21 MiB if one head's K and V take 1
     MiB or more. even_l2_group() may return up to twice this number.

@@ -1,4 +1,4 @@
-"""The FlashAttention-2 forward (Algorithm 1) for Hopper, with concurrent copies, matmuls and exponentials.
+"""The FlashAttention-2 forward pass (Algorithm 1) for Hopper, with concurrent copies, matmuls and exponentials.
 
 The kernel is persistent. A program stays on its SM and fetches one row block after another from the tile scheduler, so
 that a row block's epilogue overlaps with the copies for the next one. Each consumer warpgroup owns 64 rows. It starts
@@ -51,7 +51,7 @@ class ForwardSharedStorage:
     q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage that Q shares with O
     k: TmaPipeline
     v: TmaPipeline
-    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before its copy to HBM
+    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before it is copied to HBM
     ping_pong: PingPong
     mailbox: Mailbox
     config: gl.constexpr
@@ -68,8 +68,8 @@ def producer(Q, K, V, smem, scheduler, geometry):
     releases a tile of V together with the next tile of K. Therefore, if K's stage is empty, V's stage is empty as well.
     """
     CONSUMERS: gl.constexpr = smem.config.consumers
-    n = 0  # number of tiles loaded so far, for K and for V
-    r = 0  # row blocks so far
+    n = 0  # number of tiles of K (and of V) loaded so far
+    r = 0  # number of row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.block_coord(t)
@@ -78,8 +78,8 @@ def producer(Q, K, V, smem, scheduler, geometry):
             kv_head = head // geometry.group
             smem.mailbox.send(r, (row, q_batch_or_end, head, sequence.N_q, sequence.N_k))
             end = sequence.tile_end(row, sequence.B_r, sequence.length(q_batch_or_end))
-            first = sequence.tile_begin(row, end)
-            T_c = end - first
+            begin = sequence.tile_begin(row, end)
+            T_c = end - begin
             smem.k.load(n, K, k_batch_or_end, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             for c in gl.static_range(CONSUMERS):
                 smem.q.load(r * CONSUMERS + c, Q, q_batch_or_end, head, row + c * ROWS, sequence.N_q)  # FA2.A1.L4
@@ -89,7 +89,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
             n += T_c
             t = scheduler.next()  # fetch late for load balance, but early enough that queued copies hide the latency
             smem.k.acquire(n)
-            smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+            smem.v.load(n - 1, V, k_batch_or_end, kv_head, begin * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
         else:
             t = scheduler.next()
@@ -109,35 +109,35 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # Two intervals of tiles matter: all_begin … all_end − 1 for all consumers, and first … end − 1 for this one.
-        # If this consumer's rows are past the last row, it has no tiles, and end = first.
+        # Two intervals of tiles matter: all_begin … all_end − 1 for all consumers, and begin … end − 1 for this one.
+        # If this consumer's rows are past the last row, it has no tiles, and end = begin.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
-        end, first = gl.where(row < sequence.N_q, sequence.tile_end(row, ROWS, length), all_begin), all_begin
+        end, begin = gl.where(row < sequence.N_q, sequence.tile_end(row, ROWS, length), all_begin), all_begin
         if sequence.left is not None:
-            first = gl.where(row < sequence.N_q, sequence.tile_begin(row, end), all_begin)
+            begin = gl.where(row < sequence.N_q, sequence.tile_begin(row, end), all_begin)
         q_tile = r * smem.config.consumers + c
         q = smem.q.wait(q_tile)
         for j in range(all_end - end):  # tiles that only later rows see, or all tiles if this consumer has no rows
             drain_tile(c, n + j, smem)
-        if end > first:
+        if end > begin:
             store_row, store_geometry = row, sequence
             if geometry.cu_seqlens_q is not None:  # keep only row − N_q for store(), to save one register
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             n_first = n + all_end - end
-            o, m, l = process_row_block(c, n_first, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
+            o, m, l = process_row_block(c, n_first, q, q_tile, row, begin, end, length, smem, sequence, scale_log2)
             if sequence.left is not None:
-                for j in range(all_end - first, all_end - all_begin):  # tiles that only earlier rows see
+                for j in range(all_end - begin, all_end - all_begin):  # tiles that only earlier rows see
                     drain_tile(c, n + j, smem)
             store(O, L, o, m, l, smem.o.index(c), q_batch_or_end, head, store_row, store_geometry)
-        if end == first or not smem.config.separate_O_buffer:
+        if end == begin or not smem.config.separate_O_buffer:
             tma.store_wait(0)
             smem.q.release(q_tile)
         n += all_end - all_begin
         r += 1
         row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit
@@ -167,10 +167,10 @@ def drain_tile(c: gl.constexpr, n, smem):
 
 
 @gluon.jit
-def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, smem, geometry, scale_log2):
+def process_row_block(c: gl.constexpr, n, q, q_tile, row, begin, end, length, smem, geometry, scale_log2):
     """Process all tiles that 64 rows see, from right to left, and return o (64, d), and m and l, each (64, 4).
 
-    The rows start at `row`, and their tiles have the indices first … end − 1. q contains these rows of Q, which are
+    The rows start at `row`, and their tiles have the indices begin … end − 1. q contains these rows of Q, which are
     tile `q_tile` of Q's ring. `length` is the number of real keys.
     """
     B_c: gl.constexpr = geometry.B_c
@@ -190,7 +190,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     p, m, row_scale, l, _ = softmax_step(s, m, row_scale, l, scale_log2)
     p = as_operand(rounded(p, smem.q.tiles.dtype), smem.q.tiles.dtype, d)
 
-    T_c = end - first
+    T_c = end - begin
     for j in range(1, T_c):  # FA2.A1.L6
         o, m, row_scale, l, p = step(
             c, n + j, o, m, row_scale, l, p, q, bounds, end - 1 - j, smem, geometry, scale_log2
@@ -199,7 +199,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
         smem.q.release(q_tile)
 
     if geometry.left is not None:  # no row sees the keys to the left of the first row's interval
-        zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - first * B_c, BEFORE=True)
+        zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - begin * B_c, BEFORE=True)
     o = warpgroup_mma(p, smem.v.wait(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     return o, m * (scale_log2 / row_scale), l
@@ -225,8 +225,8 @@ def hide_row_sum(row):
     """Return `row` unchanged, but prevent the compiler from recognizing that `row` is a sum.
 
     Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the results in registers. With
-    Triton 3.7 at d = 64, this requires two registers more than are available. Other versions have enough registers, so
-    they skip this function, which would cost up to 1% of the speed.
+    Triton 3.7 at d = 64, this requires two registers more than are available. With other versions, there are enough
+    registers, so this function, which costs up to 1% of the speed, is not used.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
@@ -323,9 +323,9 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
-    # K and V have the same number of stages, because releasing a tile of K also frees a stage of V. With key_lengths,
-    # both have at least two stages, because a consumer waits for V's first tile before it releases K's, while the
-    # producer fills K's second stage before V's first.
+    # K and V have the same number of stages because releasing a tile of K also frees a stage of V. With key_lengths,
+    # both rings need at least two stages: a consumer waits for V's first tile before it releases K's first tile, while
+    # the producer fills K's second stage before V's first stage.
     k = new_pipeline(K, CONFIG.stages, CONSUMERS)
     v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # released together with K's tiles
     ping_pong = new_ping_pong(CONSUMERS, CONFIG.ping_pong)

@@ -1,4 +1,4 @@
-"""Host code that prepares the launch of the Hopper forward."""
+"""Host code that prepares the launch of the Hopper forward kernel."""
 
 import functools
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 
 
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
-    """Return the launch of the Hopper forward, with at most one program per SM.
+    """Return the launch of the Hopper forward kernel, with at most one program per SM.
 
     For packed sequences, the configuration is chosen as if all sequences had equal lengths or, if one sequence is known
     to dominate the work, as if all rows belonged to a single sequence.
@@ -78,6 +78,6 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether the Hopper forward is the fastest choice for calls with Q and K of these shapes."""
+    """Return whether the Hopper forward kernel is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return configs.enough_work(d, N_q, N_k, batch * H, sm_count(Q.device))

@@ -8,8 +8,8 @@ m need not be the maximum, because any value used in its place cancels out of O 
 from overflowing. m therefore lags behind the maximum. A warp updates m only when a score in one of its rows, as an
 exponent of 2, exceeds m by more than 8. Until then, p is at most 256, and o need not be rescaled. The loss of accuracy
 was measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, O's error is 3 to 4%
-larger. If one element in a thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum, a
-row's largest p is 1, which is not rounded.
+larger. If one element in a thousand is an outlier, the error is 10 to 17% larger, because, with the exact maximum, a
+row's largest p is 1, which needs no rounding.
 
 Computing p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the
 FMAs, the FMAs can start while the tensor cores are still busy. m itself is a product with scale_log2 and is rounded.
@@ -31,7 +31,7 @@ LOWEST = gl.constexpr(-3.0e38)  # initial value of m; −∞ would give −∞ �
 
 @gluon.jit
 def initial_state(s, scale_log2):
-    """Return the initial m, row_scale and l, each (64, 4), with the layout that goes with s, a tile of scores.
+    """Return the initial m, row_scale and l, each (64, 4), in the layout that matches s, a tile of scores.
 
     `row_scale` multiplies each row's scores in the exponent. Its initial value is scale_log2, the softmax scale times
     log₂ e.
@@ -61,7 +61,7 @@ def softmax_step(s, m, row_scale, l, scale_log2):
 
 @gluon.jit
 def split_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
+    """Reshape a tile to (64, columns / 8, 4, 2) because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
@@ -73,15 +73,15 @@ def join_lanes(x):
 
 @gluon.jit
 def broadcast_state(state, x):
-    """Reshape `state` (64, 4), with one element per row and lane, to broadcast against x, returned by split_lanes()."""
+    """Reshape `state` (64, 4), one element per row and lane, to broadcast against x, a result of split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
 def lane_row_max(x):
-    """Return the largest score of each row among those that a lane holds, as (64, 4).
+    """Return the largest score that each lane holds of each row, as (64, 4).
 
-    The maxima are reduced as a tree, because in a chain, each maximum would have to wait for the previous one.
+    The maxima are reduced as a tree because, in a chain, each maximum would have to wait for the previous one.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
@@ -196,8 +196,8 @@ def mask(s, bounds, first):
 def rounded(p, dtype: gl.constexpr):
     """Round p to half precision, converting two elements per instruction.
 
-    The instruction is written in inline PTX, because Triton 3.9's compiler would otherwise pack some pairs in the wrong
-    order and then swap their halves, which costs 64 to 128 instructions in a kernel without a mask.
+    The instruction is written in inline PTX because Triton 3.9's compiler would otherwise pack some pairs in the wrong
+    order and then swap their halves. The swaps would cost 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,

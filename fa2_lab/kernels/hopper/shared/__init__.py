@@ -1,1 +1,1 @@
-"""Code that the Hopper forward and backward share: rings of tiles, mailboxes, the tile scheduler, and host code."""
+"""Code shared by the Hopper forward and backward kernels: rings of tiles, mailboxes, the tile scheduler, host code."""

@@ -2,10 +2,10 @@
 
 Past a tensor's last row, TMA reads zeros and writes nothing. The kernels need the same behavior past the last row of
 each packed sequence, so the coordinates are chosen such that this row is always the last one in the descriptor's shape.
-If a sequence has N rows that end before row `end` of the tensor, row i has the coordinates (FAR_ROW, end − 1, FAR_ROW +
-1 − N + i). The strides 2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR_ROW ·
-2^34 elements are a multiple of the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same
-method.
+If a sequence has N rows that end before row `end` of the tensor, row i of the sequence has the coordinates (FAR_ROW,
+end − 1, FAR_ROW + 1 − N + i). With a row stride of s elements, the strides 2^34 − s, s and s map these coordinates to
+row end − N + i of the tensor. This works because FAR_ROW · 2^34 elements are a multiple of the 2^64 bytes at which
+addresses wrap around. triton.tools.ragged_tma uses the same method.
 """
 
 from collections.abc import Sequence
@@ -94,8 +94,8 @@ def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether TMA can address a tensor of 16-bit elements with this shape and these strides.
 
-    The tensor must not be empty, and its rows must be contiguous. Every other stride must be 0 or a multiple of 16
-    bytes, unless it belongs to a dimension of size 1.
+    The tensor must not be empty, and its rows must be contiguous. All other strides must be 0 or multiples of 16 bytes,
+    except those of dimensions of size 1.
     """
     steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

@@ -1,7 +1,7 @@
 """The geometry of a call to the Hopper kernels: the order of its blocks, and the keys that each row sees.
 
-Rows are divided into blocks of B_r, and keys into blocks of B_c. A program in the forward fetches row blocks and loops
-over tiles of B_c keys. A program in the backward fetches column blocks and loops over row blocks.
+Rows are divided into blocks of B_r, and keys into blocks of B_c. In the forward pass, each program fetches row blocks
+and loops over tiles of B_c keys. In the backward pass, it fetches column blocks and loops over row blocks.
 """
 
 import triton
@@ -17,7 +17,7 @@ from fa2_lab.kernels.hopper.shared.descriptors import shape_of
 class Scheduler:
     """The tile scheduler of a persistent kernel, which assigns the blocks of all heads to programs one by one.
 
-    Unless DYNAMIC_FIRST is set, program i starts with block i. Programs fetch the index of every other block from a
+    Unless DYNAMIC_FIRST is set, program i starts with block i. The indices of all other blocks are fetched from a
     counter in HBM, so programs that finish early compute more blocks. Static scheduling took up to 1.6 times as long
     for the same blocks.
     """
@@ -26,8 +26,8 @@ class Scheduler:
     blocks: gl.tensor  # number of blocks per head
     heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # number of heads processed concurrently: see block_coord()
-    # Whether the first block also comes from the counter. This ensures that only running programs own blocks, so the
-    # waits in semaphore.py always end.
+    # Whether a program's first block comes from the counter, like its later blocks. If so, only running programs own
+    # blocks, and the waits in semaphore.py always end.
     DYNAMIC_FIRST: gl.constexpr
 
     @gluon.jit
@@ -67,7 +67,7 @@ class Scheduler:
 
 @gluon.jit
 def fetch_and_add(counter):
-    """Increment a counter in HBM and return its old value. Relaxed order suffices, as no other data depend on it."""
+    """Increment a counter in HBM and return its old value, in relaxed order because the counter guards no data."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
@@ -143,7 +143,7 @@ class Geometry:
         6. the geometry of the sequence
 
         `block` is the column block's index within its head, and T_r is the number of row blocks per head. A sequence
-        without rows still counts as one row block, so that its dK and dV become zeros. For a column block that does not
+        without rows still counts as one row block so that its dK and dV become zeros. For a column block that does not
         exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
@@ -172,7 +172,7 @@ class Geometry:
     def first_row(self, i):
         """Return the first row of the i-th row block in a head's processing order.
 
-        With a right bound, this order is reversed, because the last row block has the most work under a causal mask.
+        With a right bound, this order is reversed because the last row block has the most work under a causal mask.
         """
         if self.HAS_RIGHT_BOUND:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
@@ -195,18 +195,18 @@ class Geometry:
 
     @gluon.jit
     def tile_end(self, row, rows: gl.constexpr, length):
-        """Return the end of the range of tiles that must be processed for the `rows` rows from row `row` on.
+        """Return the end of the range of tiles that must be processed for the block of `rows` rows starting at `row`.
 
-        Every row block processes at least one tile, so that O and L are always written.
+        At least one tile is processed for every row block, so that O and L are always written.
         """
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.col_end(last, length), self.B_c), 1)
 
     @gluon.jit
     def tile_begin(self, row, end):
-        """Return the index of the first tile that must be processed for row `row` and the rows after it.
+        """Return the index of the first tile that must be processed for the block of rows that starts at `row`.
 
-        For these rows, end − 1 is the index of the last tile.
+        The block's last tile has the index end − 1.
         """
         if self.left is None:
             return 0
@@ -237,7 +237,7 @@ class Geometry:
     def end_of_row_blocks(self, col, length, T_r):
         """Return the end of the range of row blocks that see the column block at column `col`, out of T_r row blocks.
 
-        Every column block processes at least one row block.
+        At least one row block is processed for every column block.
         """
         end = T_r
         if self.left is not None:

@@ -1,4 +1,4 @@
-"""Host code that the launches of the Hopper forward and backward share."""
+"""Host code that the launches of the Hopper forward and backward kernels share."""
 
 import math
 from functools import partial
@@ -16,10 +16,10 @@ from fa2_lab.kernels.launch import addresses, current_stream
 def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
-    One pair of counters per stream is enough, because launches that use the counters never overlap on a stream. Among
-    them, only backward_kernel can start before the preceding kernel has ended, but that kernel, bwd_preprocess, does
-    not use the counters. A CUDA graph gets its own counters. Any call that torch may trace (`in_custom_op`) also gets
-    its own, because memory allocated during its warm-up belongs to the graph as well.
+    One pair of counters per stream is enough because launches that use the counters never overlap on a stream. Of the
+    kernels that use them, only backward_kernel can start before the preceding kernel has ended, and that preceding
+    kernel, bwd_preprocess, does not use the counters. A CUDA graph gets its own counters. So does any call that torch
+    may trace (`in_custom_op`), because memory allocated while torch warms up a graph also belongs to the graph.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if in_custom_op or torch.cuda.is_current_stream_capturing():

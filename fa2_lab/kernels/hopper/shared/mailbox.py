@@ -15,7 +15,7 @@ class IntRecords:
     """Records of named integers, called fields, in shared memory. Record n overwrites record n − stages."""
 
     memory: gl.shared_memory_descriptor
-    names: gl.constexpr  # the names of a record's integers
+    names: gl.constexpr  # the names of a record's fields
     stages: gl.constexpr  # a power of two
 
     @gluon.jit

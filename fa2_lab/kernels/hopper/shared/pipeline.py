@@ -17,8 +17,8 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
     """Allocate `number` barriers, each of whose phases ends after `arrivals` arrivals.
 
-    USED must be false if no warp ever waits on the barriers. In that case, they are not initialized, because the
-    compiler reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would
+    USED must be false if no warp ever waits on the barriers. In that case, the barriers are not initialized, because
+    the compiler reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would
     contain 0x1ffffe, the bits of a new barrier, after the GPU has paused and resumed a process.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
@@ -82,8 +82,8 @@ def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPT
     """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
 
     A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false, consumers
-    never release this ring's tiles. The forward uses this option for V's ring, because a consumer releases K's tile n
-    only when it has also finished with V's tile n − 1. The producer must therefore wait for K first.
+    never release this ring's tiles. The forward kernel uses this option for V's ring because a consumer releases K's
+    tile n only when it has also finished with V's tile n − 1. The producer must therefore wait for K's stage first.
     """
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     emptied = barriers(stages, consumers, OWN_EMPTY_BARRIERS)
@@ -149,8 +149,8 @@ def stacked(n, block):
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
     """Zero the rows of a tile at or beyond `real` or, if BEFORE is set, the rows before `real`.
 
-    p is 0 for these rows, but the product of 0 and an unused key or value may be NaN. All consumers write the same
-    bits, so they may write concurrently.
+    P is 0 for the keys in these rows, but the product of 0 and an unused key or value may be NaN. All consumers write
+    the same bits, so they may write concurrently.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16

@@ -115,7 +115,7 @@ def environment() -> dict:
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     gpu = torch.cuda.is_available()
-    distributions = implementations.preparing("distribution")
+    distributions = implementations.values_of("distribution")
     versions = {name: installed_version(package) for name, package in distributions.items()}
     return dict(
         gpu=torch.cuda.get_device_name() if gpu else f"no GPU, {platform.machine()}",

@@ -10,15 +10,6 @@ from fa2_lab.plots import ratios as ratio_plot
 from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files
-from fa2_studio.bench.ratios import (
-    RIVALS,
-    format_median,
-    format_ratio,
-    peers_in_rows,
-    rows_where_faster,
-    speed_ratios,
-    wins_and_median,
-)
 from fa2_studio.bench.readme import SLOW_CASES, SPEEDUP_COLUMNS, readme_parts, replace_part, speedup_rows
 from fa2_studio.bench.record_page import (
     PROTOCOL_NAMES,
@@ -34,8 +25,16 @@ from fa2_studio.bench.record_page import (
     split_by_protocol,
     subject_sentences,
 )
-from fa2_studio.bench.registry import OTHERS, SUITES, TITLES
-from fa2_studio.bench.results import markdown_table, problem_columns, problem_text, save_record, with_commit_name
+from fa2_studio.bench.recording import markdown_table, problem_columns, problem_text, save_record, with_commit_name
+from fa2_studio.bench.registry import RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
+from fa2_studio.bench.speed_ratios import (
+    format_median,
+    format_ratio,
+    peers_in_rows,
+    rows_where_faster,
+    speed_ratios,
+    wins_and_median,
+)
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
@@ -53,7 +52,7 @@ SLOWER_TEXT = (
 RECORDS_TEXT = "In each of the following sections, the first link leads to the suite's record."
 
 
-def results_page(folder: Path | None = None) -> str:
+def results_md(folder: Path | None = None) -> str:
     """Return the text of RESULTS.md: a comparison of the implementations, and a summary of every record."""
     runs = load_records(folder)
     lines = summary_lines(runs, problem_text)
@@ -63,7 +62,7 @@ def results_page(folder: Path | None = None) -> str:
     for run in runs:
         name = record_name(run)
         about = subject_sentences(run).replace(name, f"[{name}](figures/data/{path_of(run.suite).name})", 1)
-        lines += ["", f"### {TITLES[run.suite]}", "", about, "", *median_tables(run)]
+        lines += ["", f"### {RECORD_TITLES[run.suite]}", "", about, "", *median_tables(run)]
         lines += ["", " ".join(remark_sentences(run))]
     return "\n".join(lines) + "\n"
 
@@ -73,7 +72,7 @@ def site_page(folder: Path | None = None) -> str:
     runs = load_records(folder)
     lines = [*summary_lines(runs, brief_problem), "", "## What we measured", "", FOLDS_TEXT]
     for run in runs:
-        title, inside = TITLES[run.suite], record_section(run, most_common_machine(runs))
+        title, inside = RECORD_TITLES[run.suite], record_section(run, most_common_machine(runs))
         lines += ["", *details_fold(headline(run), [f"({heading_anchor(title)})=", inside], title)]
     for title, words, text in background_sections(folder):
         lines += ["", f"## {title}", "", *details_fold(words, text)]
@@ -86,7 +85,7 @@ def write_pages() -> None:
     for run in load_records():
         if (with_commit := with_commit_name(run)) != run:
             save_record(with_commit)
-    files.write(root / "RESULTS.md", results_page())
+    files.write(root / "RESULTS.md", results_md())
     readme = (root / "README.md").read_text(encoding="utf-8")
     for part, content in readme_parts().items():
         readme = replace_part(readme, part, content)
@@ -95,7 +94,7 @@ def write_pages() -> None:
 
 def load_records(folder: Path | None = None) -> list[Record]:
     """Return the existing records in the order of the registry, except `smoke`, which only tests the bench itself."""
-    names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and path_of(name, folder).exists()]
+    names = [name for name in (*SUITES, *RECORDS_WITHOUT_COMMAND) if name != "smoke" and path_of(name, folder).exists()]
     return [load(name, folder) for name in names]
 
 
@@ -114,7 +113,9 @@ def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
     """Return the title, the outcome, and the table of problems on which we are slower, described by `naming`."""
     every = [view for run in runs for view in split_by_protocol(run)]
     slower = []
-    for peer in sorted(peers_in_rows(row for run in every for row in run.rows), key=lambda peer: peer not in RIVALS):
+    for peer in sorted(
+        peers_in_rows(row for run in every for row in run.rows), key=lambda peer: peer not in ratio_plot.FAST_PEERS
+    ):
         if lines := slower_table_rows(every, peer, naming):
             slower += [[f"**{peer}**", "", "", ""], *lines]
     lines = ["# Results", "", *outcome_lines(runs)]
@@ -135,7 +136,7 @@ def outcome_lines(runs: list[Record]) -> list[str]:
 def figure_speedup_rows() -> list[list[str]]:
     """Return the table lines that count the problems behind all rows of the picture of ratios."""
     rows = ratio_plot.data()["rows"]
-    ratios = {peer: ratio_plot.all_ratios(rows, peer) for peer in ratio_plot.RIVALS}
+    ratios = {peer: ratio_plot.all_ratios(rows, peer) for peer in ratio_plot.FAST_PEERS}
     return [["All rows of the figure" * (n == 0), x, *wins_and_median(ratios[x])] for n, x in enumerate(ratios)]
 
 
@@ -206,7 +207,7 @@ def background_sections(folder: Path | None) -> Iterable[tuple[str, str, list[st
 
 def ceilings_table(runs: list[Record]) -> list[str]:
     """Return a table of matmul and copy speeds, with one line for each run that contains other rows as well."""
-    ceilings_of = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
+    ceilings_of = {RECORD_TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
     names = dict.fromkeys(name for each in ceilings_of.values() for name in each)
     rows = [
         [title, *(format_number(each[x]) if x in each else "-" for x in names)] for title, each in ceilings_of.items()

@@ -6,13 +6,12 @@ from statistics import median
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 
-RIVALS = ("FlashAttention-3", "FlashAttention-4", "cuDNN")  # the fastest other implementations
 TIME_UNITS = ("ms", "µs", "µs per token")
 
 
 def peers_in_rows(rows: Iterable[Measurement]) -> list[str]:
     """Return the names of the other implementations for which any of the rows has a number."""
-    return implementations.peers({name for row in rows for name in row.values})
+    return implementations.peers_among({name for row in rows for name in row.values})
 
 
 def speed_ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:
