@@ -91,11 +91,12 @@ def draw(words: list[str], P: np.ndarray) -> style.Drawn:
             style.box(ax, j - side / 2, i - side / 2, side, side, fill=style.hue("P"), **look)
     for i, j in strong if not style.narrow() else ():
         style.note(ax, n - 0.2, i, f"after {words[i]}: {words[j]}")
-    style.bare(ax, (-0.6, n - 0.4), (-0.6, n - 0.4), aspect="equal", ylabel="← queries", xlabel="keys →")
+    style.bare(ax, (-0.6, n - 0.4), (-0.6, n - 0.4), aspect="equal", ylabel="← queries")
     ax.set_xticks(range(n), words, rotation=90)
     ax.set_yticks(range(n), words)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
+    ax.set_xlabel("keys →", labelpad=9)
     lookups = "; ".join(f"The second {words[i]} looks at {words[j]} with weight {P[i, j]:.2f}" for i, j in strong)
     alt = f"A map of {n} by {n} words: {' '.join(words)}. {lookups}. New words look at all words before them."
     return figure, alt

@@ -74,9 +74,12 @@ def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: 
     _boxes(ax, 2, end)
     style.note(ax, 0, 1.85, f"FA2, once per row block: {last:,.0f} clocks", weight="bold")
     style.note(ax, last + 40, 2 + HIGH / 2, "the only division")
-    counts = " and ".join(sorted({f"{clocks:,.0f}" for clocks in at_once.values()}))
-    style.note(ax, 0, 2.85, f"Both, all units at once: {counts} clocks", weight="bold")
+    at_once_counts = sorted({f"{clocks:,.0f}" for clocks in at_once.values()})
+    counts = " and ".join(at_once_counts)
+    style.note(ax, 0, 2.85, f"FA1 and FA2, if all units work at once: {counts} clocks", weight="bold")
     style.box(ax, 0, 3, max(at_once.values()), HIGH, "the tensor cores", style.fill("S"))
+    if len(at_once_counts) == 1:
+        style.note(ax, max(at_once.values()) + 40, 3 + HIGH / 2, "nothing is saved")
     ticks = range(0, int(total["FA1"]), 1000)
     style.bare(ax, (-15, total["FA1"] + 15), (-0.3, 3.7), xticks=ticks, xlabel="clocks →")
     alt = (

@@ -42,9 +42,12 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     sizes = list(moved)
     ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
     sizes_shown = sizes[::2] if style.narrow() else sizes
-    for M in sizes_shown:
+    first = enough * 1024 // 2
+    ax.plot(first, moved[first], "o", color=style.OURS, markersize=9)
+    for M in {*sizes_shown, first}:
         words = f"FA1: {millions(moved[M])}" if M == sizes[0] else millions(moved[M])
-        style.beside(ax, words, (M, moved[M]), (6, 8))
+        look = dict(weight="bold", color=style.OURS) if M == first else {}
+        style.beside(ax, words, (M, moved[M]), (6, 8), **look)
     levels = {f"standard attention: {millions(standard)}": standard, f"Q, K, V, O once: {millions(least)}": least}
     for words, level in levels.items():
         M, dashes, side, shift = (sizes[-1], ":", "right", 10) if level == standard else (sizes[0], "-", "left", -12)

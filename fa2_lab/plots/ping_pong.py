@@ -12,7 +12,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
     """Return the jobs (unit, consumer, label, start, end) with and without ping-pong, with times in clock cycles."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
-    for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
+    for name, turns in (("In step, without ping-pong", False), ("In step, with ping-pong", True)):
         block = Block()
         may = [Barrier(f"turn of {c}", arrivals=1) for c in (0, 1)]
         may[0].arrive("launch")  # consumer 0 begins
@@ -49,15 +49,20 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     Below them, two bars compare the speedup from ping-pong in the model with the measured one. `gains` holds the lowest
     and the highest measured speedup, and the second bar is open between these two. `made` describes the measurement.
     """
-    caption = (
-        "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
-    )
-    caption += f" at the same time. In this model of an SM, d = {d}, both begin together. On a GPU they drift apart, so"
-    caption += f" ping-pong gains far less. Measured: {made}."
+    without, turns = (panel["share"] for panel in panels)
+    words = f"{turns / without:.2f}", f"{gains[0]:.2f} to {gains[1]:.2f}"
+    caption = f"If two consumers begin in step, ping-pong makes them {words[0]} times as fast, but on a GPU they drift"
+    caption += f" apart anyway, so it makes them {words[1]} times as fast. With ping-pong, one consumer runs matmuls"
+    caption += " while the other computes its softmax. Without it, both may wait at the same time. The timelines are a"
+    caption += f" model of an SM, d = {d}, in which both begin together. Measured: {made}."
+    digits, window = ("0123456789", 4500) if style.narrow() else ("", window)  # so that a label fits on a matmul
     timelines = {}
     for panel in panels:
-        rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]
-                for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
+        rows = {
+            f"{name}, {c}": [(job[2].rstrip(digits), *job[3:]) for job in panel["jobs"] if job[:2] == (unit, str(c))]
+            for unit, name in (("tensor", "tensor cores"), ("exp", "softmax"))
+            for c in (0, 1)
+        }
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
     figure, (*axes, below) = style.new_figure(4.1, caption, nrows=3, height_ratios=(4, 4, 1.5))
@@ -66,10 +71,9 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
         rung_timeline.mark_waits(ax, rows, window)
         ax.set_title(title)
     axes[-1].set_xlabel("clocks →")
-    without, turns = (panel["share"] for panel in panels)
-    words = f"{turns / without:.2f}", f"{gains[0]:.2f} to {gains[1]:.2f}"
-    style.named_bars(below, {"in this model": turns / without, "measured": gains[1]}, words, style.WORKERS[:2])
-    below.barh("measured", gains[1] - gains[0], left=gains[0], facecolor=style.PAPER, edgecolor=style.worker(1))
+    names = ("in step", "on a GPU") if style.narrow() else ("in step (model)", "on a GPU (measured)")
+    style.named_bars(below, dict(zip(names, (turns / without, gains[1]), strict=True)), words, style.WORKERS[:2])
+    below.barh(names[1], gains[1] - gains[0], left=gains[0], facecolor=style.PAPER, edgecolor=style.worker(1))
     below.axvline(1, color=style.INK, linewidth=1.2)
     below.set_xticks([1], labels=["equal"])
     below.set_title("Speed with ping-pong, divided by the speed without it")

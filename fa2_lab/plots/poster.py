@@ -78,8 +78,12 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """Return these lines of code without comments. If several lines assign the same name, keep only the first line."""
-    lines = [place.text.split("  #")[0] for place in places]
+    """Return these lines of code without comments and dropout.
+
+    If several lines assign the same name, keep only the first line.
+    """
+    lines = [place.text.split("  #")[0] for place in places if "dropped(" not in place.text]
+    lines = [line.replace("p_dropped", "p_ij") for line in lines]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
 
@@ -102,7 +106,7 @@ TITLE, HEADING, FORMULAS, NOTES, WORDS, CODE = 76, 27, 27, 23, 20.5, 17.25  # po
 # The distance from one line of text to the next, in units.
 LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}
 MONO = ["DejaVu Sans Mono", "monospace"]
-SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
+SERIF = dict(family="STIXGeneral", math_fontfamily="stix")  # for formulas that stand alone
 
 
 @style.picture
@@ -133,7 +137,8 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     _foot(ax, algorithm.tag, address)
     for text in ax.texts:
         if text.get_fontfamily() != MONO:
-            text.set(**SERIF)
+            alone = re.fullmatch(r"\$[^$]*\$(, stored)?", text.get_text())
+            text.set(**(SERIF if alone else dict(fontsize=0.84 * text.get_fontsize())))
     alt = (
         f"A sheet of A1. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
         f" becomes of one tile on the chip. Below, {len(rows)} lines: the paper's line in our words, the NumPy lines,"
@@ -277,7 +282,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     boxes, arrows = FLOW[tag]
     down = DOWNS[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
-    ax.text(x + 3.2, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
+    ax.text(x + 3.45, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
     right = SHEET[0] - 2 * MARGIN
     frame = [(right if c == 3 else x + RIGHT * c - INSET, y + 0.28 + down * r) for c, r in LOOP[tag]]
     ax.fill(*zip(*frame, strict=True), facecolor=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linewidth=2)
@@ -338,8 +343,7 @@ NAMES = {  # names in the NumPy and Triton code that are explained neither in th
     "FA2.A2": (
         "`rows` and `cols` are the rows of block $i$ and the columns of block $j$. `parallel` means that each $j$ has a"
         " worker, and `serial` that a worker takes each $i$ in turn. `visited_rows(j)` are the blocks $i$ that the mask"
-        " does not hide. `finite(L)` is `L`, with 0 for −∞. `dropped(x,z)` is $x\\,∘\\,z$, where `z_ij` has dropout's"
-        " factors, or $x$ without dropout. `p_dropped` is `dropped(p_ij,z_ij)`.",
+        " does not hide. `finite(L)` is `L`, with 0 for −∞. Dropout is left out.",
         "`i` and `j` are a block's first row and first key, `row` its row numbers, and `first` the start of the first"
         " row block that sees a key of block $j$. `load_row_values` loads a block of $L$ or $D$. `add_rows` adds"
         " atomically. `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base"

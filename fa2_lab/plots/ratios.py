@@ -23,8 +23,7 @@ KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number:
 OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends on a page and on a phone, as shares of the width
 # The x-coordinates of the numbers, as shares of the picture's width.
-PAGE = {"lane": 0.787, "slower": 0.992}
-PHONE = {"lane": 0.66, "slower": 0.99}
+LANE, SLOWER = (0.787, 0.66), 0.99  # a lane's median on a page and on a phone; the count of slower problems
 STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the legend's entries, on a page and on a phone
 LINE = 0.16  # inches per line of small text
 Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementation: ratios})
@@ -114,9 +113,9 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
     top, bottom = -2.9, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
-    place = PHONE if stacks else PAGE
     across = blended_transform_factory(ax.transAxes, ax.transData)
     draw_key(ax, -0.5, across)
+    style.note(ax, SLOWER, 0.75 if stacks else -0.5, "slower on", ha="right", transform=across, color=style.QUIET)
     style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
     style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
     y, before = 0.0, ""
@@ -128,7 +127,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
         style.note(ax, 0.01, y + (0.6 if stacks else high / 2), name, transform=across)
         for lane, peer in enumerate(peers):
-            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], FAST_PEERS[peer], (place["lane"], across))
+            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], FAST_PEERS[peer], (LANE[stacks], across))
         ends = [y + stacks, y + high]
         ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
         ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
@@ -187,9 +186,7 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
     ax.plot([x], [y], linestyle="none", transform=across, **look)
     style.note(ax, x + (0.03 if style.narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
     if slower:
-        words, look = f"{slower}{'' if style.narrow() else f' of {len(ratios)}'} slower", dict(color=style.QUIET)
-        place = PHONE if style.narrow() else PAGE
-        style.note(ax, place["slower"], y, words, ha="right", transform=across, **look)
+        style.note(ax, SLOWER, y, f"{slower} of {len(ratios)}", ha="right", transform=across, color=style.QUIET)
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:

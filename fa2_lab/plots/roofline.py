@@ -121,6 +121,7 @@ def rung_label(rung: str) -> str:
 
 Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, its limit
 ALLOWED = style.tint(style.INK, 0.05)  # the fill below a ceiling
+LONG = 20  # on a phone, a longer name gets more room, and its limit is not printed with it
 LINE = 0.2  # inches from one line of text to the next
 
 
@@ -147,6 +148,8 @@ def draw(
     limited = any(len(place) > 2 for place in points.values())  # whether to print limiting units
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
+        if style.narrow() and max(map(len, points)) > LONG:
+            left, right = 2, 10000
     elif not crowded and max(across) < column / 60:
         right = max(300, 30 * max(across))  # leaves room for every name beside its dot
     least = min(place[1] for place in points.values())
@@ -257,7 +260,7 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
     for name, (x, y, *unit) in points.items():
         color = style.OURS if name in ("fa2_lab", f"r{SHOWN[-1]}_wide") else style.INK
         words = f"{rung_label(name)}: {y:.0f}"
-        if unit and not (style.narrow() and y == shelf):
+        if unit and not (style.narrow() and (y == shelf or len(name) > LONG)):
             words += f" ({unit[0]})" if style.narrow() else f", limited by {unit[0]}"
         ax.plot(x, y, "o", color=color, markersize=8 if units else 5)
         for bound in (other[1] for other in points.values() if units and not unit and other[0] == x and other[1] > y):

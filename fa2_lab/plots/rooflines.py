@@ -32,8 +32,8 @@ def backward() -> dict:
     one = cost("FA2 backward")  # every tile loads and stores dq
     dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq loaded (or stored): heads × column blocks × dQ in fp32
     methods = {
-        "one pass": one,
-        "atomic adds": replace(one, requested=one.requested - dq),
+        "one pass, load and store": one,
+        "one pass, atomic adds": replace(one, requested=one.requested - dq),
         "two passes": replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - 2 * dq)),
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."

@@ -73,9 +73,9 @@ def draw(
         (below, file, f"limit: {file:,}", "Registers (hatched: of the producer)"),
     ):
         ax.plot([most, most], [0, len(shared)], color=style.INK, linewidth=2.4)
-        left = (0.98 if style.narrow() else 0.37) * most
+        left = (1.06 if style.narrow() else 0.37) * most
         for y, name in enumerate(shared):
-            style.note(ax, -0.015 * most, y + 0.5, name, ha="right")
+            style.note(ax, -0.03 * most, y + 0.5, name, ha="right")
         style.note(ax, most, -0.25, limits, ha="center")
         style.bare(ax, (-left, BEYOND * most), (-0.5, len(shared)))
         ax.set_title(title)

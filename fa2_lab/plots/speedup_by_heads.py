@@ -61,20 +61,17 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: li
         more = counts[heads][1] > counts[heads][0]
         ax.plot([heads, heads], [1, factor], color=style.OURS, linewidth=5 if heads == least else 2.5)
         ax.plot(heads, factor, "o", color=style.OURS, markersize=9 if heads == least else 6)
-        if heads not in (least, most):
-            place = (0, -12) if more else (0, 12)
-            style.beside(ax, f"{factor:.2f}", (heads, factor), place, ha="center")
-    x = least + (1.1 if style.narrow() else 2)
+        place = (0, -14 if heads == least else -12) if more else (0, 15 if heads == most else 12)
+        bold = "bold" if heads in (least, most) else "normal"
+        style.beside(ax, f"{factor:.2f}", (heads, factor), place, ha="center", weight=bold)
+    x = least + 2
     style.arrow(ax, (x, measured[least]), (least + 0.45, measured[least]))
     now, then = reversed(counts[least])
     words = f"{least} heads: {1 - measured[least]:.0%} slower"
     style.note(ax, x + 0.2, measured[least] + 0.035, words, weight="bold")
     style.note(ax, x + 0.2, measured[least] - 0.035, f"{style.count_with_noun(now, 'wave')} instead of {then}")
-    space = "\n" if style.narrow() else " "
-    words = f"{most} heads:{space}{measured[most] - 1:.0%} faster"
-    style.beside(ax, words, (most, measured[most]), (-8, 24), va="bottom")
     last = max(measured)
-    style.note(ax, last + 0.8, measured[last] - 0.1, "measured", ha="center", color=style.OURS)
+    style.note(ax, last + 0.8, measured[last] - 0.15, "measured", ha="center", color=style.OURS)
     style.note(ax, max(model) - 1.55, 0.925, "model", ha="center")
     style.note(ax, max(model) + 0.4, 1.05, "as fast as before", ha="right", va="bottom", color=style.QUIET)
     ax.set(ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(low, high))

@@ -57,10 +57,10 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     faster = slow / dict(time["ours"])[N]
     steep, flat = (curve[most] / curve[most // 2] for curve in (dict(memory["standard"]), dict(memory["ours"])))
     caption = (
-        f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention. When N doubles, standard"
-        f" attention needs about {steep:.0f} times as much memory, and our kernel {flat:.0f} times as much. Standard"
-        " attention's times are those of simple kernels in bf16, and its memory is that of PyTorch's own version in"
-        " float32."
+        f"At N = {N:,}, our kernel is {faster:.1f} times as fast as standard attention, and its memory grows with N"
+        f" instead of N². When N doubles, standard attention needs about {steep:.0f} times as much memory, and our"
+        f" kernel {flat:.0f} times as much. Standard attention's times are those of simple kernels in bf16, and its"
+        " memory is that of PyTorch's own version in float32."
     )
     figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)
     for ax, curves in ((above, time), (below, memory)):

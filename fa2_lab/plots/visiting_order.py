@@ -79,7 +79,7 @@ def _timeline(ax: style.Axes, log: list[Event], longest: int) -> None:
         style.box(ax, time, lane - 0.38, 1, 0.76, fill=color if event.op == "load" else style.PAPER, **look)
     for lane, tensor in enumerate(lanes):
         total = sum(e.elements for e in log if e.tensor == tensor)
-        style.note(ax, 1.03 * longest, lane, f"{total:,}")
+        style.beside(ax, f"{total:,}", (longest, lane), (5, 0))
     names = dict(yticks=range(len(lanes)), yticklabels=[style.with_script_l(t) for t in lanes])
     style.bare(ax, (-1, 1.15 * longest), (-0.6, len(lanes) - 0.4), **names)
     ax.spines["left"].set_visible(True)
