@@ -13,7 +13,8 @@ const set = {
 const form = $("settings");
 let N = 8;
 let words = []; // the reader's sentence, if there is one
-let seed = Number(ask.get("seed") || 13);
+const SEED = few ? 23 : 13; // with numbers of which two digits show where α comes from
+let seed = Number(ask.get("seed") || SEED);
 let data; // q, k and v
 let clean; // the same before the reader dragged
 let bias = null; // what the reader added to scores
@@ -52,6 +53,11 @@ function showOne() {
   document.querySelector(".algorithm").dataset.shown = shown;
   mark($("which"), { shown });
 }
+
+// In the order of the page, so that the tab key does not jump: above the bar where the page is wide, else below the picture
+const wide = matchMedia("(min-width: 1000px)");
+wide.onchange = () => (wide.matches ? $("transport") : document.querySelector(".right")).before(form, $("refused"));
+wide.onchange();
 
 const transport = new Transport($("transport"), { draw, dwell, speeds: true });
 const stepOf = (board, t) => board.run[frames[t][boards.indexOf(board)]];
@@ -139,7 +145,7 @@ class Board {
       ...{ c, h, qw, kh, x0: tick, xs, y0, ys, wide, state, sx, tick },
       rh: wide ? c : Math.max(26, Math.floor(c * 0.7)),
       sw: Math.min(wide ? 1.5 * c : 99, (width - sx) / state),
-      sy: wide ? ys : ys + N * h + 58,
+      sy: wide ? ys : ys + N * h + 64,
     };
   }
 
@@ -147,7 +153,7 @@ class Board {
     this.cells = this.measure();
     const { stage, rowTick, colTick, stateTick, names, kept, result } = this;
     const { c, h, qw, kh, x0, xs, y0, ys, sx, sw, sy, rh, wide, tick, state } = this.cells;
-    stage.style.setProperty("--digits", `${Math.min(15, Math.max(10.5, c * 0.3))}px`);
+    stage.style.setProperty("--digits", `${Math.min(15, 0.42 * h, Math.max(10.5, c * (c < 38 ? 0.36 : 0.325)))}px`);
     stage.style.setProperty("--top", c < 40 ? 400 : 700); // bold digits need room
     for (const r of upTo(N)) {
       put(rowTick[r], 0, ys + r * h + h / 2 - 8, tick - 3, 16);
@@ -411,7 +417,7 @@ function draw(t) {
   $("undo").disabled = !bias && JSON.stringify(data) === JSON.stringify(clean);
   const { B_r, B_c, ...more } = set;
   const sizes = { br: B_r === 4 ? null : B_r, bc: B_c === 2 ? null : B_c };
-  const numbers = { seed: words.length || seed === 13 ? null : seed, words: words.join(" "), shown: shown === "fa2" ? null : shown };
+  const numbers = { seed: words.length || seed === SEED ? null : seed, words: words.join(" "), shown: shown === "fa2" ? null : shown };
   if (!transport.timer) remember({ ...more, ...sizes, ...numbers, step: t });
 }
 

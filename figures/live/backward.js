@@ -57,7 +57,7 @@ function draw(t) {
 /** One time axis for both ways: a box is a step, in which each worker takes a tile. */
 function drawTime(t) {
   const axis = $("axis");
-  const [left, end, now] = [82, moments.at(-1), moments[Math.min(t, moments.length - 1)]];
+  const [left, end, now] = [90, moments.at(-1), moments[Math.min(t, moments.length - 1)]];
   const unit = (axis.clientWidth - left - 56) / end;
   clear(axis, 86);
   boards.forEach(({ run }, k) => {
@@ -66,7 +66,7 @@ function drawTime(t) {
     shape(axis, "text", { x: left + run.at(-1).time * unit + 6, y, class: "small strong" }, `${run.at(-1).time.toFixed(1)} ms`);
     run.slice(1, -1).forEach(({ time, pass }, n) => {
       const kind = pass === 2 || k === 0 ? " Q" : "";
-      const box = { x: left + run[n].time * unit, y: y - 14, width: (time - run[n].time) * unit - 1, height: 20 };
+      const box = { x: left + run[n].time * unit, y: y - 14, width: Math.max(0, (time - run[n].time) * unit - 1), height: 20 };
       shape(axis, "rect", { ...box, class: `visit${kind}${time > now ? " ahead" : ""}` });
     });
     for (const p of k ? [1, 2] : [1]) {
@@ -87,7 +87,7 @@ function drawBoard(board, done) {
   const { passes, stage, say } = board;
   const step = done.at(-1);
   const small = stage.clientWidth < 300; // on a phone, both boards are beside each other
-  const [x, gap, dw, right] = small ? [24, 8, 26, 0] : [52, 16, 52, 88];
+  const [x, gap, dw, right] = small ? [24, 8, 16, 12] : [52, 16, 52, 88];
   const c = Math.min(64, Math.floor((stage.clientWidth - x - gap - dw - right) / set.blocks), 280 / set.blocks);
   const place = { stage, c, x, y: 76, dQ: x + set.blocks * c + gap, dw, small };
   clear(stage, place.y + set.blocks * c + 6);
@@ -106,7 +106,7 @@ function drawNames(passes, { op, pass, at, meet }, { stage, c, x, y, dQ, dw, sma
   const writers = small && passes === 1 ? most(meet) || (at.length ? 1 : 0) : small && pass === 2 ? 1 : 0;
   const now = op === "done" ? "✓ done" : writers ? atOnce(writers) : passes === 2 && pass ? `pass ${pass}${small ? "" : " of 2"}` : "";
   shape(stage, "text", { x, y: 12, class: "small quiet" }, small ? "keys" : "key blocks");
-  shape(stage, "text", { x: dQ + dw, y: 12, class: "small strong end" }, now);
+  shape(stage, "text", { x: dQ + dw + (small ? 12 : 0), y: 12, class: "small strong end" }, now);
   if (!small) shape(stage, "text", { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, class: "small middle quiet" }, "row blocks");
 }
 
@@ -160,7 +160,7 @@ function drawRow({ run, passes }, step, i, { stage, c, x, y, dQ, dw, small }) {
   if (i === 0) shape(stage, "text", { x: dQ + dw / 2, y: y - 8, class: "small middle" }, "dQ");
   drawGradient("Q", added / (all || 1), meet ? " meet" : "", { stage, x: dQ, y: top + 3, width: dw, height: c - 6 });
   const words = !added ? "" : small ? String(added) : `${added} of ${all}`;
-  shape(stage, "text", { x: dQ + dw / 2, y: top + c / 2 + 4, class: "small middle in" }, words);
+  shape(stage, "text", { x: dQ + (small ? dw + 9 : dw / 2), y: top + c / 2 + 4, class: "small middle in" }, words);
   const writes = (passes === 1 || step.pass === 2) && step.at.some((tile) => tile.i === i);
   if (writes && !small) shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + 4, class: meet ? "strong" : "small quiet" }, atOnce(meet?.length || 1));
 }

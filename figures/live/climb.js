@@ -2,7 +2,7 @@
 "use strict";
 
 const { rungs, peers, made } = window.LIVE.climb;
-const JUMPS = "full128"; // the shape whose six largest jumps are numbered; one of them is of several changes
+const JUMPS = "full128"; // the shape whose six largest jumps have their factor below the bar; one of them is of several changes
 const SHAPES = ["full128", "causal128", "full64", "causal64"];
 const asked = /^(full|causal)(64|128)$/.exec(ask.get("shape") || "");
 const set = { mask: asked ? asked[1] : "full", d: asked ? asked[2] : "128" };
@@ -23,12 +23,15 @@ function title() {
   return `From ${first} to ${last} of ${peers[0].name.replace("-", "\u2011")} in ${rungs.length - 1} changes`;
 }
 
+/** What a change bought, together with the changes before it that belong to it. */
+const jump = (k) => rate(rungs[k]) / rate(rungs[k - rungs[k].changes]);
+
 /** What the change bought in this shape: within 1% we call it nothing. */
 function gain(k) {
   if (k === 0) return "where the climb begins";
   const x = ratio(k);
   const many = rungs[k].changes;
-  if (many > 1 && shapeName() === JUMPS) return `× ${x.toFixed(2)}, and × ${(rate(rungs[k]) / rate(rungs[k - many])).toFixed(2)} over rung ${rungs[k - many].n}`;
+  if (many > 1 && shapeName() === JUMPS) return `× ${x.toFixed(2)}, and × ${jump(k).toFixed(2)} over rung ${rungs[k - many].n}`;
   if (loses(k)) return `× ${x.toFixed(2)}: it loses here`;
   return x <= 1.01 ? `× ${x.toFixed(2)}: nothing gained here` : `× ${x.toFixed(2)}`;
 }
@@ -176,7 +179,7 @@ const bars = rungs.map((rung, k) => {
     event.preventDefault();
     transport.jump(k);
   };
-  if (rung.changes) add(e, "", "b", `${rungs.slice(0, k + 1).filter(({ changes }) => changes).length}`);
+  if (rung.changes) add(e, rungs[k + 1]?.changes ? "to-left" : rungs[k - 1]?.changes ? "to-right" : "", "b"); // apart from its neighbour
   chart.append(e);
   return e;
 });
@@ -197,7 +200,7 @@ function drawChart(n) {
     e.setAttribute("aria-label", `${label}, ${gain(k)}`);
     e.onpointerenter = e.onfocus = () => ($("share").textContent = label);
     e.onpointerleave = e.onblur = () => ($("share").textContent = shown(n));
-    if (rungs[k].changes) e.lastChild.hidden = shapeName() !== JUMPS;
+    if (rungs[k].changes) e.lastChild.textContent = shapeName() === JUMPS ? jump(k).toFixed(1) : "";
   });
 }
 
@@ -249,7 +252,7 @@ addEventListener("touchend", (e) => {
   from = null;
 });
 
-$("made").textContent = `${made}. An empty bar is a change that loses in this shape, and a pale one is still to come. The numbers below the bars count the six largest jumps without a mask at d = 128. Step with ← and →, the bars, or a swipe.`;
+$("made").textContent = `${made}. An empty bar is a change that loses in this shape, and a pale one is still to come. Step with ← and →, the bars, or a swipe.`;
 mark(form, set);
 transport.length(rungs.length);
 transport.show();

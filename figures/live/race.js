@@ -42,14 +42,18 @@ function draw(step) {
   if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
   const t = moments[step];
   const narrow = stage.clientWidth < 560;
-  const [lane, left, right] = [Math.min(narrow ? 17 : 20, Math.floor(92 / set.blocks)), 74, 12];
+  const [lane, left, right] = [Math.min(narrow ? 17 : 20, Math.floor(92 / set.blocks)), 74, 56];
   const unit = (stage.clientWidth - left - right) / moments.at(-1);
   const high = set.blocks * (lane + TICK) + 34 + LINE;
   clear(stage, 2 * high + 30);
   const words = shape(stage, "g");
-  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, words, top: n * high + 20 }));
   const x = left + t * unit;
-  shape(stage, "line", { x1: x, x2: x, y1: 16, y2: 2 * high - 10, class: "clock" });
+  ways.forEach((way, n) => {
+    const [top, lanes] = [n * high + 20, set.blocks * lane];
+    drawWay(way, WAYS[n], t, { lane, left, unit, narrow, words, top });
+    for (const [y, tall] of [[top - 3, lanes], [top + lanes + LINE, set.blocks * TICK]]) // not through the words
+      shape(stage, "line", { x1: x, x2: x, y1: y, y2: y + tall + 4, class: "clock" });
+  });
   stage.append(words); // over the line
   drawAxis(left, unit, 2 * high - 10, t);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
@@ -78,7 +82,7 @@ const fitting = (words, width, letter = 7.4) => words.find((word) => word.length
 function drawWay(way, name, t, { lane, left, unit, narrow, words, top }) {
   const { visits, writes, matmuls, end } = way;
   shape(words, "text", { x: 0, y: top - 8, class: "strong halo" }, `${narrow ? name.split(",")[0] : name}: ${matmuls} matmuls`);
-  shape(words, "text", { x: left + end * unit, y: top - 8, class: "strong end halo" }, `${end.toFixed(1)} ms`);
+  shape(words, "text", { x: left + end * unit + 6, y: top + lane / 2 + 3, class: "small strong" }, `${end.toFixed(1)} ms`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
   const begin = visits.find(({ i }) => i === null) && Math.min(...visits.filter(({ i }) => i !== null).map(({ from }) => from));
@@ -185,7 +189,9 @@ function sentence(t) {
     return `${differences()} Two passes end first, although they compute S and dP twice and thus run ${two.matmuls} matmuls instead of ${one.matmuls}.`;
   if (now.length) {
     const [{ i, workers }] = now;
-    return `${ended}In one pass, ${workers.length} workers add to block ${i + 1} of dQ at once, in this run in the order ${workers.map((w) => w + 1).join(", ")}.`;
+    const other = one.writes.every((write) => write.i !== i || write.time <= t) && show(one.sums[i], 7) !== show(before[0][i], 7);
+    const so = other ? `, so its last digits are not those of run ${run - 1}` : "";
+    return `${ended}In one pass, ${workers.length} workers add to block ${i + 1} of dQ at once, in this run in the order ${workers.map((w) => w + 1).join(", ")}${so}.`;
   }
   if (ended) return `${ended}One pass is still at work.`;
   const second = Math.min(...two.visits.filter(({ i }) => i !== null).map(({ from }) => from));

@@ -68,8 +68,9 @@ function drawTile() {
   if (!stage.clientWidth) return; // not laid out yet
   const { N, d, B_r, B_c, stages, causal } = set;
   const narrow = matchMedia("(max-width: 599px)").matches;
-  const [wide, high] = [shown(N, 512, B_c), narrow ? Math.min(N, Math.max(256, B_r)) : shown(N, 512, B_r)];
-  const unit = (stage.clientWidth - 62) / (Math.max(512, 2 * B_c, 2 * B_r) + Math.max(128, d)); // N alone does not change the scale
+  const tall = matchMedia("(min-width: 700px) and (max-width: 1099px)").matches; // as high as the panels beside it
+  const [wide, high] = [shown(N, 512, B_c), narrow ? Math.min(N, Math.max(256, B_r)) : shown(N, tall ? 960 : 512, B_r)];
+  const unit = (stage.clientWidth - 50) / (Math.max(512, 2 * B_c, 2 * B_r) + Math.max(128, d)); // N alone does not change the scale
   const [strip, w, h] = [d * unit, wide * unit, high * unit];
   const [x, y] = [Math.max(128, d) * unit + 38, strip + 32];
   clear(stage, y + h + 12);
@@ -261,7 +262,7 @@ function drawMemory({ parts, shared, counted, registers, spills, limit }, chip) 
   $("registers-note").textContent = recorded()
     ? `The compiler takes ${registers} of ${limit} per thread (fp16, no mask)${spills ? ", and spills" : ""}. Our sum is about ${counted}: ${what}${more}.`
     : `This tile is not in our record of compiled kernels, so this is our sum: about ${counted} of ${limit} per thread. It has ${what}. A compiler can take more.`;
-  room($("registers-room"), spills ? counted : registers, limit, String);
+  room($("registers-room"), spills ? counted : registers, limit, (x) => `${x} per thread`);
   if (spills && counted <= limit) $("registers-room").textContent = "none to spare, so they spill";
   $("registers-room").classList.toggle("over", spills > 0);
 }
@@ -269,6 +270,7 @@ function drawMemory({ parts, shared, counted, registers, spills, limit }, chip) 
 function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chip) {
   $("waves").replaceChildren();
   if (!slots) {
+    $("per-sm").textContent = "";
     $("waves").textContent = $("waves-note").textContent = "No thread block of this size runs on this GPU.";
     return;
   }
@@ -277,6 +279,7 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
   if (waves > 2) wave(`waves 1–${grouped(waves - 1)}`, slots);
   if (waves === 2) wave("wave 1", slots);
   wave(`wave ${grouped(waves)}`, last);
+  $("per-sm").textContent = `${perSM} per SM`;
   const blocks = (n) => `${grouped(n)} thread ${n === 1 ? "block" : "blocks"}`;
   const most = `Each of the ${chip.SMs} SMs runs ${blocks(perSM)} at a time (the limit is its ${by}), so ${grouped(slots)} run at once.`;
   const places = `${most} ${blocks(programs)} take ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, with ${percent(busy)} of the slots busy.`;

@@ -53,25 +53,25 @@ function draw(t) {
   const now = left + t * unit;
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
   drawTotals({ left, foot, unit, width });
-  drawOtherOrder(left + swapped.makespan * unit, top, foot);
+  drawOtherOrder(left + swapped.makespan * unit, left, top, foot);
   drawIdle(place, now);
   for (const p of table.placed) drawLabel(p, t, place, now);
   drawAxis({ left, foot, unit, longest });
-  drawKey(left, foot + 55);
+  drawKey(left, foot + 55, narrow);
   drawHeads(left + (narrow ? 0 : 340), foot + (narrow ? 74 : 55));
   words(t);
 }
 
 /** What the looks of a box say about the time that is shown. */
-function drawKey(x, y) {
-  for (const [state, width] of [["done", 58], ["running", 76], ["ahead", 62], ["idle", 0]]) {
+function drawKey(x, y, narrow) {
+  for (const [state, width] of [["done", 42], ["running", 58], ["ahead", 44], ["idle", 0]]) {
     const box = { x, y: y - 10, width: 16, height: 12 };
     shape(stage, "rect", { ...box, class: state === "idle" ? "lane" : `program ${state}`, fill: SHADES[0][0] });
     if (state === "done" && set.heads > 1) shape(stage, "rect", { ...box, x: x + 8, width: 8, fill: SHADES[1][0] });
     if (state === "running") shape(stage, "rect", { ...box, width: 8, fill: SHADES[0][0] });
     if (state === "idle") shape(stage, "rect", { ...box, style: "fill: url(#idle)", opacity: 0.6 });
     shape(stage, "text", { x: x + 21, y, class: "small" }, state === "ahead" ? "waits" : state);
-    x += 21 + width;
+    x += 21 + width + (narrow ? 0 : 20);
   }
 }
 
@@ -95,13 +95,13 @@ function drawTotals({ left, foot, unit, width }) {
 }
 
 /** A dashed line where the last thread block would end in the other order. */
-function drawOtherOrder(x, top, foot) {
+function drawOtherOrder(x, left, top, foot) {
   if (swapped.makespan === table.makespan) return;
   shape(stage, "line", { x1: x, x2: x, y1: top - 24, y2: foot, class: "ghost" });
   const later = swapped.makespan > table.makespan;
   const name = `${set.order === "rows" ? "heaviest first" : "as they come"}: `;
-  const room = later ? x * (1 - table.makespan / swapped.makespan) : Infinity;
-  const words = `${room > 120 ? name : ""}${swapped.makespan}`;
+  const room = later ? x * (1 - table.makespan / swapped.makespan) : x - left - 90; // beside when this order ends
+  const words = `${room > 140 ? name : ""}${swapped.makespan}`;
   shape(stage, "text", { x: x - 5, y: top - 10, class: `small end${later ? " halo" : " on-total"}` }, words);
 }
 
@@ -109,7 +109,7 @@ function drawOtherOrder(x, top, foot) {
 function drawHeads(left, y) {
   if (set.heads > SHADES.length) return;
   for (const k of upTo(set.heads)) {
-    const x = left + 62 * k;
+    const x = left + 68 * k;
     shape(stage, "rect", { x, y: y - 10, width: 11, height: 11, fill: SHADES[k][0] });
     shape(stage, "text", { x: x + 15, y, class: "small" }, `head ${k + 1}`);
   }
