@@ -40,6 +40,7 @@ STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
 BREAK = re.compile(r"(?<=,) | (?=(?:if|else|for|and|or) )|(?<=[(\[{])(?!$)")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
 AT_NIGHT = HtmlFormatter(style="a11y-high-contrast-dark")
+FLAG = re.compile(r"((?<![^\s>])[^\s<>]*-[^\s<>]{0,20}(?![^\s<]))")  # a word of a command that has a hyphen
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if how["display_mode"] else "inline"))
 
@@ -54,6 +55,7 @@ def markdown_to_html(text: str) -> str:
     html = re.sub(r"</?a\b[^>]*>", "", MARKDOWN.render(text))
     html = re.sub(r"<li>☐\s*", "<li class=choice>", html)
     html = MATH.sub(r"<span class=near>\1\2</span>", html)  # keeps a comma on the same line as the formula before it
+    html = re.sub(r"<code>[^<]*</code>", lambda code: FLAG.sub(r"<span class=near>\1</span>", code[0]), html)
     html = re.sub(r"<td(?=[^>]*>[^<]{1,12}</td>)", "<td class=short", html)
     html = re.sub(r"<p><strong>(Predict|Build)\.</strong>", r"<p><b class=task>\1</b>", html)
     return re.sub(r'src="(\.\./figures/[^"]+\.svg)"', inside, html)

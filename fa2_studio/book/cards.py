@@ -122,10 +122,15 @@ def preview_png(chapter: Chapter) -> bytes:
     """Return the picture shown when a chapter is shared: its number, title and question, and its card's tiles."""
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=POSTED, dpi=1200 / POSTED[0])
-        draw_tiles(figure.add_axes((0.53, 0.14, 0.44, 0.76)), CARDS[chapter.name][1])
+        rows = CARDS[chapter.name][1]
+        tall = 2.0 if len(rows[0]) > 2.8 * len(rows) else 1.0  # a few long rows fill more of the picture
+        draw_tiles(figure.add_axes((0.53, 0.14, 0.44, 0.76)), rows, tall)
         look = dict(ha="left", va="top")
         words = chapter.title.replace("-", "\u2011")  # FlashAttention-2 is not broken
-        title = figure.text(0.035, 0.82, words, fontsize=20, fontweight="bold", **look)
+        title = figure.text(0.035, 0.82, max(words.split(), key=len), fontsize=20, fontweight="bold", **look)
+        while title.get_window_extent().width > 0.48 * figure.bbox.width:  # no word is broken
+            title.set_fontsize(title.get_fontsize() - 1)
+        title.set_text(words)
         style.fold(title, 0.48 * figure.bbox.width)
         end = title.get_window_extent().y0 / figure.bbox.height
         question = figure.text(0.035, end - 0.05, chapter.question, fontsize=12.5, linespacing=1.3, **look)
@@ -146,9 +151,9 @@ def with_palette(image: Image.Image) -> bytes:
     return png.getvalue()
 
 
-def draw_tiles(ax: Axes, rows: tuple[str, ...]) -> None:
-    """Draw these tiles, as large as the axes allow."""
-    style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect="equal")
+def draw_tiles(ax: Axes, rows: tuple[str, ...], tall: float = 1.0) -> None:
+    """Draw these tiles, `tall` times as high as wide, and as large as the axes allow."""
+    style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect=tall)
     for i, row in enumerate(rows):
         for j, mark in enumerate(row):
             draw_tile(ax, j, i, mark)

@@ -51,7 +51,7 @@ def front_page(assignments: list[str], toctrees: list[str], licence: str, addres
         "## Results",
         "\n".join(results_page.front_page_summary()),
         "## The climb",
-        "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a "
+        "Step through the changes. The six largest jumps have their factor below the bar, and an empty bar is a "
         "change that loses speed.",
         figure_frame("climb", "brief", wide=False),
         "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),

@@ -14,6 +14,7 @@ from fa2_studio.book.site import FIGURES, figures_by_description
 BROAD, HALF, ROOM = 1208, 600, 590
 # Letter sizes in pixels: the smallest readable alone, the smallest readable beside text, and a large size.
 READ, BESIDE, LARGE = 18, 17, 19
+MOST = 2  # slides for the first parts of a picture; the handout contains all of it
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
 TITLES = (  # patterns for the titles of panels and for the titles of row groups, which begin at the left edge
@@ -101,7 +102,7 @@ def pages_of_figure(name: str) -> list[list[str]]:
     some = [without_headline(part, panel=True) for part in split_panels(figure_svg(name, PHONE), TITLES[0], 0.2)]
     alone = parts_of_figure(name)
     together = is_tall(name) or (len(alone) > 1 and letter_size_in_columns(some) >= LARGE)
-    return [some] if len(some) > 1 and together else [[part] for part in alone]
+    return [some] if len(some) > 1 and together else [[part] for part in alone[:MOST]]
 
 
 def letter_size_in_columns(shown: list[str]) -> float:

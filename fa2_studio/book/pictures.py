@@ -36,7 +36,7 @@ PIECE, SHRINKS = "algorithm1", "step=54&theme={}&deck"
 STEP = '<h1 class="title">One step of Algorithm 1: two rows meet a larger score</h1>'
 FRAMED = """html{{background:{}}}
 body{{height:100vh;padding:14px;border:1.5px solid {};border-radius:14px;overflow:hidden}}
-.title{{margin:0 8px 8px}}#transport,#code-side{{display:none}}"""
+.title{{margin:0 8px 8px}}.algorithm{{padding:4px 12px!important}}#transport,#code-side{{display:none}}"""
 STACKED = """.title{font-size:18px;margin:0 0 8px}:is(header,.settings,.refused,.legend,.meter,.speed){display:none}
 .algorithm{padding:0;margin:0}.say{min-height:0}"""  # on a phone
 PAGES = {"light": ("#fff", "#d9dce0"), "dark": ("#0d1117", "#343b44")}  # {theme: colours of the page and of the edge}
@@ -51,6 +51,7 @@ SHARED = {  # {interactive figure: (its settings, the window's width)} in link p
 }
 FRAME, FIRST = 0.08, 1.4  # duration in seconds of a GIF frame, and of the result shown first
 HERO_SECONDS = 16.5  # the length of README's first moving picture
+LAST_TILE = 12.7  # the second at which it shows the last tile of scores, filled
 
 TITLE = "FlashAttention-2, line by line"
 FACTS = (  # pairs of lines, the first of which is bold
@@ -100,7 +101,7 @@ def preview_card() -> str:
     """Return the book's preview card as SVG: the title, the squares of README's moving picture, and three facts."""
     drawn, hero = climb_loop.climb_data(), (ROOT / "figures" / "hero.svg").read_text(encoding="utf-8")
     first, last = (f"{drawn['rungs'][k].full / drawn['peer'][1]:.0%}" for k in (0, -1))
-    still = re.sub("<svg [^>]*>", SQUARES, hero, count=1).replace("</style>", "*{animation:none!important}</style>", 1)
+    still = re.sub("<svg [^>]*>", SQUARES, hero, count=1).replace("</style>", STILL.format(LAST_TILE), 1)
     picture = base64.b64encode(still.encode()).decode()
     lines = [line.format(first=first, last=last, peer=drawn["peer"][0]) for line in FACTS]
     facts = [svg_text(712, 226 + 40 * k + 22 * (k // 2), line, "s" if k % 2 else "p") for k, line in enumerate(lines)]
@@ -121,7 +122,7 @@ def still_of(browser: str, svg: str) -> bytes:
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
     (image,) = render_frames(browser, svg, [0])
-    image.quantize(128, dither=Image.Dither.NONE).save(out, "PNG", optimize=True, pnginfo=words)
+    image.quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True, pnginfo=words)
     return out.getvalue()
 
 

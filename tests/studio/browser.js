@@ -37,6 +37,23 @@ function small(document) {  // pictures whose letters, 13 px as they are drawn, 
   });
 }
 
+function jumps(page) {  // whether the tab key reaches the settings of Algorithm 1 before the bar and the bar is above them, or the other way round
+  const [settings, bar] = ["#settings", "#transport"].map(name => page.querySelector(`.algorithm ${name}`));
+  const [first, second] = [settings, bar].map(e => e?.getBoundingClientRect().top);
+  return settings && Boolean(settings.compareDocumentPosition(bar) & Node.DOCUMENT_POSITION_FOLLOWING) !== first < second;
+}
+
+function given(page) {  // pictures that show an answer before the question is answered, or not even then
+  return [...page.querySelectorAll("form.ask")].flatMap(form => {
+    const picture = form.parentElement.nextElementSibling;
+    if (!picture?.matches(".cell:has(img)")) return [];
+    const before = picture.querySelector("img").checkVisibility({ visibilityProperty: true });
+    form.querySelector("input")?.click();
+    form.requestSubmit();
+    return before || !picture.querySelector("img").checkVisibility({ visibilityProperty: true }) ? [form.textContent] : [];
+  });
+}
+
 async function look(address) {
   const frame = document.body.appendChild(document.createElement("iframe"));
   frame.style = "height: 900px; width: 390px; border: 0";
@@ -49,6 +66,7 @@ async function look(address) {
     await new Promise(requestAnimationFrame);
     const wide = page.documentElement.scrollWidth - width;
     if (wide > 0) (seen.overflow ??= []).push(`${wide} px at ${width}`);
+    if (jumps(page)) (seen.jumps ??= []).push(width);
     await Promise.all([...page.images].map(image => image.decode().catch(() => null)));  // another width, another file
     const texts = small(page);
     if (texts.length) (seen.small ??= []).push(`at ${width}`, ...texts);
@@ -58,6 +76,8 @@ async function look(address) {
     const texts = faint(page, view);
     if (texts.length) (seen.faint ??= []).push(theme, ...texts);
   }
+  const answers = given(page);
+  if (answers.length) seen.given = answers;
   const mute = [...page.querySelectorAll("article img")].filter(image => image.alt.length < 20 || !image.naturalWidth);
   if (mute.length) seen.pictures = mute.map(image => image.src);
   const cut = [...page.querySelectorAll("math")].filter(formula => formula.scrollHeight > formula.clientHeight);

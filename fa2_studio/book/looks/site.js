@@ -150,6 +150,8 @@ function makeCard(question, n) {
   list?.remove();
   const choices = [...(list?.children ?? [])].map((item) => item.textContent.replace("☐", "").trim());
   const kind = kindOf(choices, answer.querySelector("strong")?.textContent ?? "");
+  const picture = question.nextElementSibling; // right below the question, it shows the answer
+  picture?.classList.toggle("awaits", picture.matches(".cell") && picture.querySelector("img") !== null);
   const button = element("button", "", kind ? "Check" : "Show the answer");
   const verdict = element("output", "verdict");
   const form = element("form", "ask", ...(kind ? [fieldFor(kind, `card${n}`)] : []), button, verdict);
@@ -162,6 +164,7 @@ function makeCard(question, n) {
     }
     if (kind) verdict.textContent = isRight(kind, given) ? "Right." : "Not quite.";
     answer.hidden = false;
+    picture?.classList.remove("awaits");
     button.hidden = !kind;
   };
   question.append(form, answer);
