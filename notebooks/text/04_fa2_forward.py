@@ -21,25 +21,14 @@
 # *Time: 70 minutes, including two functions to write: 40 for the forward pass and 30 for its cost. Hardware: any laptop
 # with NumPy. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
-# %% tags=["hide-input"]
-# Setup: run this cell first. You do not have to read it.
-import numpy as np
-
-from fa2_lab.plots.live import live
-from fa2_lab.plots.show import show
-from fa2_lab.reference import naive
-from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
-from fa2_lab.trace import UNWATCHED
-
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
 #
 # The figure shows in which order FA1 and FA2 visit the tiles:
-
-# %% tags=["hide-input"]
-show("visiting_order")
-
-# %% [markdown]
+#
+# ![FA1 visits a grid of 3 by 4 tiles column by column, and loads and stores O, l and m at every tile. FA2 visits it row
+# by row, and keeps them on the chip. Beside each grid are its loads and stores over time](../figures/visiting_order.svg)
+#
 # FA1 goes down the columns, as in chapter 03, so k and v stay on the chip, while q, o, $\ell$ and m are loaded for each
 # tile, and o, $\ell$ and m are also stored again. In FA2, the loops are swapped. According to section 3.2 of the paper,
 # P. Tillet was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$ start on the chip, stay there for
@@ -50,6 +39,16 @@ show("visiting_order")
 # and the columns of column block j. A loop over `trace.serial` has to run its iterations one after another, whereas the
 # iterations of a loop over `trace.parallel` could run at the same time on a GPU. NumPy runs both kinds of loops in
 # order.
+
+# %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
+import numpy as np
+
+from fa2_lab.plots.live import live
+from fa2_lab.plots.show import show
+from fa2_lab.reference import naive
+from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
+from fa2_lab.trace import UNWATCHED
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
