@@ -46,7 +46,7 @@ function jumps(page) {  // whether the tab key reaches the settings of Algorithm
 function given(page) {  // pictures that show an answer before the question is answered, or not even then
   return [...page.querySelectorAll("form.ask")].flatMap(form => {
     const picture = form.parentElement.nextElementSibling;
-    if (!picture?.matches(".cell:has(img)")) return [];
+    if (!picture?.matches(".cell:has(img):not(:has(iframe))")) return [];
     const before = picture.querySelector("img").checkVisibility({ visibilityProperty: true });
     form.querySelector("input")?.click();
     form.requestSubmit();

@@ -151,7 +151,7 @@ function makeCard(question, n) {
   const choices = [...(list?.children ?? [])].map((item) => item.textContent.replace("☐", "").trim());
   const kind = kindOf(choices, answer.querySelector("strong")?.textContent ?? "");
   const picture = question.nextElementSibling; // right below the question, it shows the answer
-  picture?.classList.toggle("awaits", picture.matches(".cell") && picture.querySelector("img") !== null);
+  picture?.classList.toggle("awaits", picture.matches(".cell:has(img):not(:has(iframe))")); // not a live piece, in which the answer is to be found
   const button = element("button", "", kind ? "Check" : "Show the answer");
   const verdict = element("output", "verdict");
   const form = element("form", "ask", ...(kind ? [fieldFor(kind, `card${n}`)] : []), button, verdict);
