@@ -13,7 +13,7 @@ const set = {
 const form = $("settings");
 let N = 8;
 let words = []; // the reader's sentence, if there is one
-const SEED = few ? 23 : 13; // with numbers of which two digits show where α comes from
+const SEED = few ? 6100 : 13; // with numbers of which two digits show where α comes from
 let seed = Number(ask.get("seed") || SEED);
 let data; // q, k and v
 let clean; // the same before the reader dragged
