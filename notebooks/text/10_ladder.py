@@ -891,7 +891,8 @@ show("ratios")
 # %% [markdown]
 # Most of the problems on which `fa2_lab` is slower are in the rows with host time, because our host code takes longer
 # than cuDNN's for a short call. FlashAttention-4 is ahead of `fa2_lab` by about 2% in the backward pass of a single long
-# sequence, and in the backward pass of most random shapes with d = 96, where our tiles pad 96 columns to 128.
+# sequence, and in the backward pass of most random shapes with d = 96, where three of the five matmuls in our step pad
+# 96 columns to 128.
 #
 # ## Recap
 #
