@@ -50,6 +50,7 @@ from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 from fa2_lab.trace import UNWATCHED
 
+
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
     tau = 1 / np.sqrt(Q.shape[1])
