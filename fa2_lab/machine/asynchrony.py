@@ -27,14 +27,14 @@ class Wait:
     """A condition that an actor waits for. The actor yields the Wait, and resumes once `ready` returns True."""
 
     ready: Callable[[], bool]
-    what: str
+    description: str
 
 
 class Barrier:
     """A barrier whose phase (0, 1, 0, …) ends once the expected number of actors have arrived."""
 
-    def __init__(self, what: str, arrivals: int) -> None:
-        self.what, self.expected = what, arrivals
+    def __init__(self, name: str, arrivals: int) -> None:
+        self.name, self.expected = name, arrivals
         self.phase, self.missing = 0, arrivals
         self.arrival_counts: Counter[str] = Counter()  # {actor: number of arrivals}
 
@@ -46,7 +46,7 @@ class Barrier:
 
     def over(self, phase: int) -> Wait:
         """Return a Wait for the end of `phase`. As on a GPU, a phase is identified only by its parity, a single bit."""
-        return Wait(lambda: self.phase != phase, self.what)
+        return Wait(lambda: self.phase != phase, self.name)
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Job:
     label: str
     clocks: float
     compute: Callable[[], object]
-    left: float
+    remaining: float
     begun: Any = None  # when the unit began to execute the job
     ended: Any = None
     result: Any = None
@@ -95,7 +95,7 @@ class Block:
             resumed = [name for name in actors if name in waits and self._resume(name, actors[name], waits)]
             if waits and not resumed:
                 if not self.running:
-                    reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in waits.items())
+                    reasons = "; ".join(f"{name} waits for {wait.description}" for name, wait in waits.items())
                     raise Deadlock(reasons)
                 self._advance()
         while self.running:  # finish the jobs that no actor waits for
@@ -124,12 +124,12 @@ class Block:
         served = self._served()
         served_by_unit = Counter(job.unit for job in served)
         speed = {job: 1 if self.policies[job.unit] == SIDE_BY_SIDE else 1 / served_by_unit[job.unit] for job in served}
-        step = min(job.left / speed[job] for job in served)
+        step = min(job.remaining / speed[job] for job in served)
         for job in served:
             job.begun = self.clock if job.begun is None else job.begun
-            job.left -= step * speed[job]
+            job.remaining -= step * speed[job]
         self.clock += step
-        for job in [job for job in served if job.left < NEGLIGIBLE]:
+        for job in [job for job in served if job.remaining < NEGLIGIBLE]:
             self.running.remove(job)
             job.ended, self.actor = self.clock, f"{job.unit} engine"
             job.result = job.compute()
@@ -149,13 +149,13 @@ class Block:
             seen.add((job.unit, queue))
         return served
 
-    def busy(self, unit: str, since: float = 0.0) -> float:
+    def busy_fraction(self, unit: str, since: float = 0.0) -> float:
         """Return the fraction of the time between `since` and the end of the last job during which `unit` was busy."""
-        edges = sorted(
+        intervals = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )
         covered, reached = 0.0, since
-        for begun, ended in edges:
+        for begun, ended in intervals:
             covered += max(0.0, ended - max(begun, reached))
             reached = max(reached, ended)
         return covered / (max(job.ended for job in self.jobs) - since)

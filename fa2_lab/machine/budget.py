@@ -17,8 +17,8 @@ The model covers four kernels:
 forward   the forward pass, which keeps a row block on chip and loops over K and V
 backward  the backward pass in one kernel (FA2's Algorithm 2), which keeps a column block, loops over Q and dO, and adds
           to dQ
-columns   in a backward pass of two kernels, the one that computes dK and dV, with the loop of `backward` but without dQ
-rows      in a backward pass of two kernels, the one that computes dQ, which keeps a row block and loops over K and V
+dkdv      in a backward pass of two kernels, the one that computes dK and dV, with the loop of `backward` but without dQ
+dq        in a backward pass of two kernels, the one that computes dQ, which keeps a row block and loops over K and V
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ from fa2_lab.machine.chips import Chip, KiB, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 FIXED_REGISTERS = 40  # registers per thread for addresses, loop counters, masks, m and l
-RESERVED = 1 * KiB  # bytes of shared memory that the system reserves for each resident block
-WARP = 32
-THREADS_PER_BLOCK = 1024
+RESERVED_SHARED_BYTES = 1 * KiB  # bytes of shared memory that the system reserves for each resident block
+WARP_SIZE = 32
+MAX_THREADS_PER_BLOCK = 1024
 FP32_BYTES = 4  # bytes per entry of L or D
 
 
@@ -50,7 +50,7 @@ class Fit:
 
 # What a block holds -----------------------------------------------------------------------------------------
 
-KERNELS = ("forward", "backward", "columns", "rows")
+KERNELS = ("forward", "backward", "dkdv", "dq")
 
 
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
@@ -58,12 +58,12 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
     Each tile loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
-    if kernel in ("forward", "rows"):  # Q_i (and dO_i for "rows"), plus K_j and V_j per stage; O_i reuses Q_i's buffer
-        stay = B_r if kernel == "forward" else 2 * B_r
-        return (stay + stages * 2 * B_c) * d * itemsize
+    if kernel in ("forward", "dq"):  # Q_i (and dO_i for "dq"), plus K_j and V_j per stage; O_i reuses Q_i's buffer
+        kept_rows = B_r if kernel == "forward" else 2 * B_r
+        return (kept_rows + stages * 2 * B_c) * d * itemsize
     streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i and dO_i, plus L_i and D_i in fp32; K_j and V_j stay on chip
-    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # buffer for dS, which one matmul needs transposed
-    return 2 * B_c * d * itemsize + stages * streamed + turned
+    transposed = B_r * B_c * itemsize if kernel == "backward" else 0  # buffer for dS, which one matmul needs transposed
+    return 2 * B_c * d * itemsize + stages * streamed + transposed
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
@@ -75,12 +75,12 @@ def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize:
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o and s
-        "rows": B_r * d + 2 * scores,  # dq, p and dp
-        "columns": 2 * B_c * d + 2 * scores,  # dk, dv, p and dp
+        "dq": B_r * d + 2 * scores,  # dq, p and dp
+        "dkdv": 2 * B_c * d + 2 * scores,  # dk, dv, p and dp
         "backward": 2 * B_c * d + max(2 * scores, B_r * d),  # dk and dv; dq reuses the registers of p and dp
     }
     operand = cdiv(scores * itemsize, 4)
-    return FIXED_REGISTERS + cdiv(held[kernel] + operand, WARP * whole_number("warps", warps, low=1, high=32))
+    return FIXED_REGISTERS + cdiv(held[kernel] + operand, WARP_SIZE * whole_number("warps", warps, low=1, high=32))
 
 
 forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), partial(registers, "forward")
@@ -89,7 +89,7 @@ forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), part
 # Does it fit? -----------------------------------------------------------------------------------------------
 
 
-def fits(
+def fit(
     chip: Chip,
     B_r: int,
     B_c: int,
@@ -118,24 +118,24 @@ def fits(
     return Fit(not limit, limit, shared, needed, resident)
 
 
-def table(
-    chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
+def best_fits(
+    chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **more: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
     """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of block sizes in `sizes`.
 
     The number of warps is the first entry of `warps` with which the block fits, or the last entry if it fits with none
-    of them. `options` are passed on to fits().
+    of them. `more` is passed on to fit().
     """
     best = {}
     for B_r, B_c in product(sizes, sizes):
-        tried = [(W, fits(chip, B_r, B_c, d, warps=W, **options)) for W in warps]
+        tried = [(W, fit(chip, B_r, B_c, d, warps=W, **more)) for W in warps]
         best[B_r, B_c] = next((one for one in tried if one[1].ok), tried[-1])
     return best
 
 
 def register_limit(chip: Chip, warps: int) -> int:
     """Return the largest number of registers per thread with which a block of `warps` warps still fits on an SM."""
-    threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
+    threads = WARP_SIZE * whole_number("warps", warps, low=1, high=MAX_THREADS_PER_BLOCK // WARP_SIZE)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 
 
@@ -145,10 +145,10 @@ def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> 
     An SM limits the number of blocks and warps, the shared memory, and the registers. Each block has `warps` warps,
     `shared_bytes` bytes of shared memory, and `registers` registers per thread.
     """
-    per_warp = cdiv(registers, 8) * 8 * WARP  # registers are allocated in units of eight per thread
+    per_warp = cdiv(registers, 8) * 8 * WARP_SIZE  # registers are allocated in units of eight per thread
     return min(
         chip.blocks_per_sm,
         chip.warps_per_sm // warps,
-        chip.shared_per_sm // (shared_bytes + RESERVED),
+        chip.shared_per_sm // (shared_bytes + RESERVED_SHARED_BYTES),
         chip.registers_per_sm // (per_warp * warps),
     )

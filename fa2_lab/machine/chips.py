@@ -21,12 +21,14 @@ class Chip:
     compute_capability: tuple[int, int]
     SMs: int
     clock_hz: int  # boost clock while the tensor cores run
-    tensor_flops: float  # dense fp16 or bf16 FLOPs per second, accumulated in fp32, as printed in the datasheet
-    fp32_flops: float  # FP32 FLOPs per second, as printed in the datasheet (an FMA counts as two)
-    tensor_per_clock: int  # FLOPs per clock per SM
+    tensor_flops_per_second: (
+        float  # dense fp16 or bf16 FLOPs per second, accumulated in fp32, as printed in the datasheet
+    )
+    fp32_flops_per_second: float  # FP32 FLOPs per second, as printed in the datasheet (an FMA counts as two)
+    tensor_flops_per_clock: int  # FLOPs per clock per SM
     fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock per SM: one per FP32 lane
     exp_per_clock: int = 16  # exponentials per clock per SM
-    shared_per_clock: int = 128  # shared-memory bytes per clock per SM
+    shared_bytes_per_clock: int = 128  # shared-memory bytes per clock per SM
     shared_per_sm: int  # bytes
     shared_per_block: int  # maximum bytes that one block can request (opt-in)
     registers_per_sm: int = 65536  # 32-bit registers
@@ -35,9 +37,9 @@ class Chip:
     warps_per_sm: int
     blocks_per_sm: int
     hbm_bytes: int
-    hbm_per_second: float  # bytes per second
+    hbm_bytes_per_second: float  # bytes per second
     l2_bytes: int
-    link_per_second: float  # bytes per second to other GPUs in one direction; datasheets add both directions
+    link_bytes_per_second: float  # bytes per second to other GPUs in one direction; datasheets add both directions
 
 
 # The tables ------------------------------------------------------------------------------------------------------
@@ -93,24 +95,24 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 #   64 GB/s for both directions together.
 
 
-def _rows(table: str) -> dict[str, list]:
+def _parse_table(table: str) -> dict[str, list]:
     """Parse the rows below a table's header, and return {first column: [numbers in the other columns]}."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
-def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
+def _chip_of_row(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
     """Return the Chip for one row of _CHIPS. `SM` selects the row of _SMS with the architecture's limits."""
-    tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
-    lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
+    tensor, fp32, tensor_flops_per_clock, hbm, hbm_speed, l2, link = numbers
+    lanes, shared, warps, blocks = _parse_table(_SMS)[str(SM)]
     return Chip(
         name=name,
         compute_capability=divmod(SM, 10),
         SMs=SMs,
         clock_hz=clock * MHZ,
-        tensor_flops=tensor * TFLOPS,
-        fp32_flops=fp32 * TFLOPS,
-        tensor_per_clock=int(tensor_per_clock),
+        tensor_flops_per_second=tensor * TFLOPS,
+        fp32_flops_per_second=fp32 * TFLOPS,
+        tensor_flops_per_clock=int(tensor_flops_per_clock),
         fp32_per_clock=lanes,
         shared_per_sm=shared * KiB,
         shared_per_block=(shared - 1) * KiB,
@@ -118,13 +120,13 @@ def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
         warps_per_sm=warps,
         blocks_per_sm=blocks,
         hbm_bytes=int(hbm * GiB),
-        hbm_per_second=hbm_speed * GB,
+        hbm_bytes_per_second=hbm_speed * GB,
         l2_bytes=int(l2 * MiB),
-        link_per_second=link * GB,
+        link_bytes_per_second=link * GB,
     )
 
 
-CHIPS = {name: _chip(name, *numbers) for name, numbers in _rows(_CHIPS).items()}
+CHIPS = {name: _chip_of_row(name, *numbers) for name, numbers in _parse_table(_CHIPS).items()}
 A100, H100, H200, B200, RTX_3090, RTX_4090, L40S = CHIPS.values()
 
 
@@ -134,7 +136,7 @@ DRIVER_NAMES = {f"NVIDIA {name}": chip for name, chip in CHIPS.items()}
 DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
-def named(name: str) -> Chip:
+def find(name: str) -> Chip:
     """Return the chip with this name, which is listed in the table or reported by the driver."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):

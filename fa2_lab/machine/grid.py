@@ -137,17 +137,14 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
     return Schedule(tuple(placements), SMs, blocks_per_sm)
 
 
-def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
-    """Return the Schedule of statically assigned blocks, in which SM p runs blocks p, p + SMs, p + 2 SMs and so on.
-
-    `costs` lists the number of tiles in each block.
-    """
+def static_schedule(blocks: Sequence[BlockWork], SMs: int) -> Schedule:
+    """Return the Schedule of statically assigned blocks, in which SM p runs blocks p, p + SMs, p + 2 SMs and so on."""
     whole_number("SMs", SMs, low=1)
     free, placements = [0.0] * SMs, []
-    for n, cost in enumerate(costs):
+    for n, block in enumerate(blocks):
         SM = n % SMs
-        placements.append(Placement(SM, slot=0, start=free[SM], end=free[SM] + cost))
-        free[SM] += cost
+        placements.append(Placement(SM, slot=0, start=free[SM], end=free[SM] + block.cost))
+        free[SM] += block.cost
     return Schedule(tuple(placements), SMs, 1)
 
 

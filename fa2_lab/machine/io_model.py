@@ -26,7 +26,7 @@ class Traffic:
     def total(self) -> int:
         return sum(self.loads.values()) + sum(self.stores.values())
 
-    def each(self, change: Callable[[str, int], int]) -> "Traffic":
+    def map_counts(self, change: Callable[[str, int], int]) -> "Traffic":
         """Return a copy of this traffic with each tensor's count n replaced by change(tensor, n)."""
         parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
         return Traffic(*parts)
@@ -78,13 +78,13 @@ def scores_visited(tiling: Tiling) -> int:
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of standard attention, whose three passes write and read all of S and P."""
-    q, k, s = _sizes(tiling, d)
+    q, k, s = _element_counts(tiling, d)
     return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
 
 
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA1's Algorithm 2, which never skips a tile, regardless of the mask."""
-    q, k, _ = _sizes(tiling, d)
+    q, k, _ = _element_counts(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k, "Q": T_c * q, "O": T_c * q, "l": T_c * N_q, "m": T_c * N_q}
     stores = {"O": (T_c + 1) * q, "l": (T_c + 1) * N_q, "m": (T_c + 1) * N_q}
@@ -93,7 +93,7 @@ def fa1_forward(tiling: Tiling, d: int) -> Traffic:
 
 def fa2_forward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA2's Algorithm 1."""
-    q, _, _ = _sizes(tiling, d)
+    q, _, _ = _element_counts(tiling, d)
     streamed = cols_visited(tiling) * d
     return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
 
@@ -106,14 +106,14 @@ def standard_backward(tiling: Tiling, d: int) -> Traffic:
 
     Its five passes read P twice, write dP once and read it once, and write dS once and read it twice.
     """
-    q, k, s = _sizes(tiling, d)
+    q, k, s = _element_counts(tiling, d)
     loads = {"P": 2 * s, "dO": 2 * q, "V": k, "dP": s, "dS": 2 * s, "K": k, "Q": q}
     return Traffic(loads, stores={"dV": k, "dP": s, "dS": s, "dQ": q, "dK": k})
 
 
 def fa1_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA1's Algorithm 4."""
-    q, k, _ = _sizes(tiling, d)
+    q, k, _ = _element_counts(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k} | dict.fromkeys(("Q", "O", "dO", "dQ"), T_c * q) | dict.fromkeys(("l", "m"), T_c * N_q)
     return Traffic(loads, stores={"dQ": (T_c + 1) * q, "dK": 2 * k, "dV": 2 * k})
@@ -121,13 +121,13 @@ def fa1_backward(tiling: Tiling, d: int) -> Traffic:
 
 def fa2_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA2's Algorithm 2."""
-    q, k, _ = _sizes(tiling, d)
+    q, k, _ = _element_counts(tiling, d)
     rows = rows_visited(tiling)
     loads = {"K": k, "V": k, "O": q, "dO": q + rows * d, "Q": rows * d, "dQ": rows * d, "L": rows, "D": rows}
     return Traffic(loads, stores={"D": tiling.N_q, "dQ": q + rows * d, "dK": k, "dV": k})
 
 
-FORMS = {
+TRAFFIC_FORMULAS = {
     ("standard", "forward"): standard_forward,
     ("standard", "backward"): standard_backward,
     ("fa1", "forward"): fa1_forward,
@@ -139,11 +139,11 @@ FORMS = {
 
 def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of `algorithm` ("standard", "fa1" or "fa2") in `direction` ("forward" or "backward")."""
-    return _known(FORMS, algorithm, direction)(tiling, d)
+    return _formula(TRAFFIC_FORMULAS, algorithm, direction)(tiling, d)
 
 
 GEMM_TILE = 128  # one thread block of a matmul computes this many rows and columns of the result
-PRODUCTS = {  # standard attention's matmuls, each with its two operands and the rows and columns of its result
+MATMULS = {  # standard attention's matmuls, each with its two operands and the rows and columns of its result
     "forward": [("Q", "K", "N_q", "N_k"), ("P", "V", "N_q", "d")],
     "backward": [("P", "dO", "N_k", "d"), ("dO", "V", "N_q", "N_k"), ("dS", "K", "N_q", "d"), ("dS", "Q", "N_k", "d")],
 }
@@ -158,38 +158,46 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     moved = traffic(algorithm, direction, tiling, d)
     if algorithm != "standard":
         return moved
-    loads, size = Counter(moved.loads), sizes(tiling, d)
+    loads, size = Counter(moved.loads), tensor_sizes(tiling, d)
     tiles = {name: cdiv(n, GEMM_TILE) for name, n in (("N_q", tiling.N_q), ("N_k", tiling.N_k), ("d", d))}
-    for left, right, rows, columns in PRODUCTS[direction]:
+    for left, right, rows, columns in MATMULS[direction]:
         loads[left] += (tiles[columns] - 1) * size[left]
         loads[right] += (tiles[rows] - 1) * size[right]
     return Traffic(dict(loads), moved.stores)
 
 
-def sizes(tiling: Tiling, d: int) -> dict[str, int]:
+def tensor_sizes(tiling: Tiling, d: int) -> dict[str, int]:
     """Return {tensor: number of elements in one head} for all tensors."""
-    q, k, s = _sizes(tiling, d)
+    q, k, s = _element_counts(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
-    numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
-    return dict.fromkeys(rows, q) | dict.fromkeys(columns, k) | dict.fromkeys(scores, s) | numbers
+    row_statistics = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
+    return dict.fromkeys(rows, q) | dict.fromkeys(columns, k) | dict.fromkeys(scores, s) | row_statistics
 
 
-def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
+def limit_passes(moved: Traffic, passes: int, size: dict[str, int]) -> Traffic:
     """Return `moved`, but with at most `passes` loads and stores of each tensor, as if a cache absorbed the others."""
-    return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
+    return moved.map_counts(lambda tensor, n: min(n, passes * size[tensor]))
 
 
-FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # the scores, the row statistics, and dQ, which is accumulated in HBM
+FP32_TENSORS = (
+    "S",
+    "dP",
+    "l",
+    "m",
+    "L",
+    "D",
+    "dQ",
+)  # the scores, the row statistics, and dQ, which is accumulated in HBM
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
     """Return the traffic `moved`, converted from elements to bytes.
 
-    The tensors in FLOAT32 have four bytes per element, and so does FA1's O, because it is read again. All other tensors
-    have two bytes per element.
+    The tensors in FP32_TENSORS have four bytes per element, and so does FA1's O, because it is read again. All other
+    tensors have two bytes per element.
     """
-    wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
-    return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
+    wide = (*FP32_TENSORS, "O") if algorithm == "fa1" else FP32_TENSORS
+    return moved.map_counts(lambda tensor, n: n * (4 if tensor in wide else 2))
 
 
 # Operations -------------------------------------------------------------------------------------------------
@@ -247,7 +255,7 @@ def fa2_backward_start(N_q: int, d: int) -> Counter[str]:
     return Counter(multiply=N_q * d, add=N_q * (d - 1))
 
 
-TILE_OPS = {
+TILE_FORMULAS = {
     ("fa1", "forward"): fa1_forward_tile,
     ("fa1", "backward"): fa1_backward_tile,
     ("fa2", "forward"): fa2_forward_tile,
@@ -258,7 +266,7 @@ TILE_OPS = {
 def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> Counter[str]:
     """Return {kind: number of operations} for one tile of b rows and c columns."""
     b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
-    return _known(TILE_OPS, algorithm, direction)(b * c, b, c, d)
+    return _formula(TILE_FORMULAS, algorithm, direction)(b * c, b, c, d)
 
 
 def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counter[str]:
@@ -266,8 +274,8 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
 
     `algorithm` is "fa1" or "fa2", and `direction` is "forward" or "backward".
     """
-    _sizes(tiling, d)
-    per_tile = _known(TILE_OPS, algorithm, direction)
+    _element_counts(tiling, d)
+    per_tile = _formula(TILE_FORMULAS, algorithm, direction)
     if algorithm == "fa1":  # FA1 does not skip tiles
         return per_tile(tiling.N_q * tiling.N_k, tiling.T_c * tiling.N_q, tiling.T_r * tiling.N_k, d)
     tiles = per_tile(scores_visited(tiling), rows_visited(tiling), cols_visited(tiling), d)
@@ -277,7 +285,7 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
     return tiles + fa2_forward_end(int(started.sum()), d)
 
 
-def not_matmul(ops: Counter[str]) -> int:
+def other_operations(ops: Counter[str]) -> int:
     """Return the number of operations in `ops` that are neither exponentials nor part of a matmul."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
@@ -285,7 +293,7 @@ def not_matmul(ops: Counter[str]) -> int:
 # Checks -----------------------------------------------------------------------------------------------------
 
 
-def _known(forms: dict, algorithm: str, direction: str) -> Callable:
+def _formula(forms: dict, algorithm: str, direction: str) -> Callable:
     """Return the formula for an algorithm and a direction, or raise an error that lists the valid names."""
     if (algorithm, direction) not in forms:
         algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))
@@ -294,7 +302,7 @@ def _known(forms: dict, algorithm: str, direction: str) -> Callable:
     return forms[algorithm, direction]
 
 
-def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
+def _element_counts(tiling: Tiling, d: int) -> tuple[int, int, int]:
     """Return the element counts of Q (same for O, dQ, dO), K (same for V, dK, dV) and S (same for P, dP, dS)."""
     check_tiling(tiling)
     d = whole_number("d", d, low=1)

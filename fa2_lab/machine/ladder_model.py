@@ -49,16 +49,16 @@ def unit_clocks(rung: Rung, chip: Chip = H200) -> dict[str, float]:
     A warpgroup has four warps, one on each of the SM's four schedulers.
     """
     clocks = dict(
-        tensor=4 * ROWS * rung.keys * rung.d / chip.tensor_per_clock,
+        tensor=4 * ROWS * rung.keys * rung.d / chip.tensor_flops_per_clock,
         issue=float(rung.instructions),
         exp=128 * rung.exponentials / chip.exp_per_clock,
     )
     if rung.number < COPIED_AHEAD:
-        clocks["path"] = tile_bytes(rung) / L2_TO_SMEM_BYTES_PER_CLOCK
+        clocks["path"] = l2_bytes_per_tile(rung) / L2_TO_SMEM_BYTES_PER_CLOCK
     return clocks
 
 
-def tile_bytes(rung: Rung) -> int:
+def l2_bytes_per_tile(rung: Rung) -> int:
     """Return the number of bytes that one tile moves between L2 and the SM.
 
     From rung 02 on, a tile loads K and V. In earlier rungs, it loads Q, and it both loads and stores O, ℓ and m in
@@ -94,9 +94,9 @@ def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False
     """Return the predicted clock cycles of one launch of a rung with `heads` heads of N queries and N keys."""
     if rung.number == 0:
         moved = heads * N * (12 * N + 8 * rung.d)  # bytes of fp32 S and 16-bit P, written and read, and of Q, K, V, O
-        return moved * chip.clock_hz / chip.hbm_per_second
-    tile = [clocks_per_tile(rung, k, chip) for k in range(1, rung.programs + 1)]
-    return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
+        return moved * chip.clock_hz / chip.hbm_bytes_per_second
+    clocks = [clocks_per_tile(rung, k, chip) for k in range(1, rung.programs + 1)]
+    return makespan(tiles_per_program(rung, heads, N, causal), clocks, chip.SMs)
 
 
 def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
@@ -111,25 +111,25 @@ def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]
     return [n for n in tiles[::-1] for _ in range(heads)]
 
 
-def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
+def makespan(tiles: Sequence[int], clocks: Sequence[float], SMs: int = H200.SMs) -> float:
     """Return the number of clock cycles until all programs have ended.
 
     `tiles[p]` is the number of tiles of program p, in launch order. While k + 1 programs share an SM, each of their
-    tiles takes `tile[k]` clock cycles.
+    tiles takes `clocks[k]` clock cycles.
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles left in each running program, per SM
-    since, plan = [0.0] * SMs, [0] * SMs  # per SM: when the next end of a program was last computed, and how often
-    ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, plan[SM] when this end was computed)
+    since, plans = [0.0] * SMs, [0] * SMs  # per SM: when the next end of a program was last computed, and how often
+    ends: list[tuple[float, int, int]] = []  # (end of a program, its SM, plans[SM] when this end was computed)
 
     def plan_end(SM: int, now: float) -> None:
-        since[SM], plan[SM] = now, plan[SM] + 1
+        since[SM], plans[SM] = now, plans[SM] + 1
         if tiles_left[SM]:
-            then = now + min(tiles_left[SM]) * tile[len(tiles_left[SM]) - 1]
+            then = now + min(tiles_left[SM]) * clocks[len(tiles_left[SM]) - 1]
             # Without rounding, the order of equal times would depend on how this Python version adds floats.
-            heapq.heappush(ends, (round(then, 3), SM, plan[SM]))
+            heapq.heappush(ends, (round(then, 3), SM, plans[SM]))
 
-    for _ in tile:
+    for _ in clocks:
         for SM in range(SMs):
             tiles_left[SM] += [n for n in [next(waiting, 0)] if n]
     for SM in range(SMs):
@@ -137,11 +137,11 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     now = 0.0
     while ends:
         then, SM, planned = heapq.heappop(ends)
-        if planned != plan[SM]:
+        if planned != plans[SM]:
             continue
-        now, done = then, (then - since[SM]) / tile[len(tiles_left[SM]) - 1]
+        now, done = then, (then - since[SM]) / clocks[len(tiles_left[SM]) - 1]
         tiles_left[SM] = [n - done for n in tiles_left[SM] if n - done > 1e-5]
-        while len(tiles_left[SM]) < len(tile) and (n := next(waiting, 0)):
+        while len(tiles_left[SM]) < len(clocks) and (n := next(waiting, 0)):
             tiles_left[SM].append(n)
         plan_end(SM, now)
     return now

@@ -25,7 +25,7 @@ class Owners(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mma:
+class MmaLayout:
     """The layout of the accumulators of a matmul: mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
 
     version: int
@@ -44,15 +44,15 @@ class Mma:
             )
         row, col = np.indices(shape)
         (warps_r, warps_c), (_, N) = self.warps, self.instruction
-        (again_r, w_r), (again_c, w_c) = np.divmod(row // 16, warps_r), np.divmod(col // N, warps_c)
+        (repeat_r, w_r), (repeat_c, w_c) = np.divmod(row // 16, warps_r), np.divmod(col // N, warps_c)
         warp = w_r * warps_c + w_c if self.version == 2 else w_c * warps_r + w_r
-        instruction = again_r * (shape[1] // sizes[1]) + again_c
+        instruction = repeat_r * (shape[1] // sizes[1]) + repeat_c
         within = col % N // 8 * 4 + row % 16 // 8 * 2 + col % 2
         return Owners(warp, row % 8 * 4 + col % 8 // 2, instruction * (N // 2) + within)
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedLayout:
     """The layout of a swizzled tile in shared memory.
 
     Swizzling permutes the chunks of `vec` elements within each row. The permutation changes every `per_phase` rows.
@@ -70,27 +70,27 @@ class Shared:
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
         if cols % width or width % (self.vec * self.max_phase):
-            raise ValueError(f"shape: got {shape}; it takes rows of whole blocks and blocks of whole turns")
+            raise ValueError(f"shape: got {shape}; it takes rows of whole blocks and blocks of whole swizzle periods")
         phase = row // self.per_phase % self.max_phase
         chunk = (col % width // self.vec) ^ phase
         return col // width * (rows * width) + row * width + chunk * self.vec + col % self.vec
 
 
-def parse(text: str) -> Mma | Shared:
+def parse(text: str) -> MmaLayout | SharedLayout:
     """Parse a TTGIR attribute, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout that it describes."""
     match = ATTRIBUTE.search(text)
     fields = {name: _value(value) for name, value in FIELD.findall(match[2])} if match else {}
     kind = match[1] if match else text
     if kind == "nvidia_mma" and fields["versionMajor"] in (2, 3):
-        return Mma(fields["versionMajor"], fields["warpsPerCTA"], fields["instrShape"][:2])
+        return MmaLayout(fields["versionMajor"], fields["warpsPerCTA"], fields["instrShape"][:2])
     if kind == "swizzled_shared":
         vec, per_phase, max_phase = (fields[name] for name in ("vec", "perPhase", "maxPhase"))
-        return Shared(vec, per_phase, max_phase, transposed=fields["order"] == (0, 1))
+        return SharedLayout(vec, per_phase, max_phase, transposed=fields["order"] == (0, 1))
     if kind == "nvmma_shared":
         width = fields["swizzlingByteWidth"]
         elements = width * 8 // fields["elementBitWidth"]
         vec = CHUNK_BYTES * 8 // fields["elementBitWidth"]
-        return Shared(vec, LINE_BYTES // width, width // CHUNK_BYTES, elements, fields["transposed"])
+        return SharedLayout(vec, LINE_BYTES // width, width // CHUNK_BYTES, elements, fields["transposed"])
     raise ValueError(f"layout: got {kind}; it takes nvidia_mma (version 2 or 3), swizzled_shared or nvmma_shared")
 
 

@@ -13,7 +13,7 @@ from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
-L2_PER_CLOCK = 5120  # bytes per clock from an A100's L2 (NVIDIA A100 whitepaper); unpublished for later chips
+L2_BYTES_PER_CLOCK = 5120  # bytes per clock from an A100's L2 (NVIDIA A100 whitepaper); unpublished for later chips
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ def rates(chip: Chip) -> Rates:
     clocks = chip.SMs * chip.clock_hz
     l2 = measured_rates(chip).get("L2 TB/s")
     return Rates(
-        tensor=chip.tensor_flops,
+        tensor=chip.tensor_flops_per_second,
         fp32=chip.fp32_per_clock * clocks,
         exp=chip.exp_per_clock * clocks,
-        shared=chip.shared_per_clock * clocks,
-        l2=1e12 * l2 if l2 else L2_PER_CLOCK * chip.clock_hz,
-        dram=chip.hbm_per_second,
+        shared=chip.shared_bytes_per_clock * clocks,
+        l2=1e12 * l2 if l2 else L2_BYTES_PER_CLOCK * chip.clock_hz,
+        dram=chip.hbm_bytes_per_second,
     )
 
 
 def measured_rates(chip: Chip) -> dict[str, float]:
     """Return the rates that `fa2-lab bench bandwidth` recorded on this chip, or {} if there is no record."""
     record = load("bandwidth") if path_of("bandwidth").exists() else None
-    return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
+    return record.ceilings if record and chips.find(record.machine["gpu"]) == chip else {}
 
 
 # The work of a method -------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Cost:
     flops: int  # matmul FLOPs
     instructions: int  # instructions other than matmuls and exponentials
     exponentials: int
-    requested: int  # bytes that the SMs load and store
+    requested_bytes: int  # bytes that the SMs load and store
     dram_bytes: int  # requested bytes that reach DRAM because they are not in L2
     workers: int  # thread blocks that can run concurrently
 
@@ -75,12 +75,12 @@ class Cost:
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """
-        rate, at_work = rates(chip), min(1.0, self.workers / chip.SMs)
+        rate, busy_share = rates(chip), min(1.0, self.workers / chip.SMs)
         return {
-            "tensor cores": self.flops / rate.tensor / at_work,
-            "FP32 units": self.instructions / rate.fp32 / at_work,
-            "special function units": self.exponentials / rate.exp / at_work,
-            "L2": self.requested / rate.l2,
+            "tensor cores": self.flops / rate.tensor / busy_share,
+            "FP32 units": self.instructions / rate.fp32 / busy_share,
+            "special function units": self.exponentials / rate.exp / busy_share,
+            "L2": self.requested_bytes / rate.l2,
             "DRAM": self.dram_bytes / rate.dram,
         }
 
@@ -94,12 +94,13 @@ class Cost:
         slowest = max(seconds, key=lambda unit: seconds[unit])
         return slowest, seconds[slowest]
 
-    def intensity(self, place: str) -> float:
+    def intensity(self, counted: str) -> float:
         """Return the number of matmul FLOPs per byte.
 
-        `place` is "requested" to count the bytes that the SMs request, or "dram_bytes" to count those that reach DRAM.
+        `counted` is "requested_bytes" to count the bytes that the SMs request, or "dram_bytes" to count those that
+        reach DRAM.
         """
-        return self.flops / getattr(self, place)
+        return self.flops / getattr(self, counted)
 
 
 METHODS = {  # {name: (algorithm, direction) in io_model}
@@ -138,9 +139,8 @@ def cost(
     tiling = Tiling(N if N_q is None else N_q, N, B_r, B_c, Mask(causal=causal))
     requests, workers = io_model.requests(algorithm, direction, tiling, d), workers_per_head(method, tiling, chip)
     moved = io_model.traffic(algorithm, direction, tiling, d)
-    dram_bytes = io_model.at_most(
-        dram_reads(algorithm, tiling, d, moved, workers, heads, chip), moved, io_model.sizes(tiling, d)
-    )
+    passes = dram_passes(algorithm, tiling, d, moved, workers, heads, chip)
+    dram_bytes = io_model.limit_passes(moved, passes, io_model.tensor_sizes(tiling, d))
     if algorithm == "standard":
         algorithm, tiling = "fa2", Tiling(tiling.N_q, N, tiling.N_q, N)
     ops = io_model.operations(algorithm, direction, tiling, d)
@@ -150,7 +150,7 @@ def cost(
         flops=heads * ops["matmul"],
         instructions=round(heads * instructions),
         exponentials=heads * ops["exp"],
-        requested=heads * io_model.in_bytes(METHODS[method][0], requests).total,
+        requested_bytes=heads * io_model.in_bytes(METHODS[method][0], requests).total,
         dram_bytes=heads * io_model.in_bytes(METHODS[method][0], dram_bytes).total,
         workers=heads * workers,
     )
@@ -168,7 +168,7 @@ def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
     return 1 if algorithm == "fa1" else tiling.T_r if direction == "forward" else tiling.T_c
 
 
-def dram_reads(
+def dram_passes(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
     """Return how often the data that a head loads repeatedly are read from DRAM.
@@ -180,9 +180,9 @@ def dram_reads(
     one worker per head, and standard attention runs one kernel after another, so both read the data from DRAM each
     time.
     """
-    size = io_model.sizes(tiling, d)
-    again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}
+    size = io_model.tensor_sizes(tiling, d)
+    repeated = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}
     at_once = heads if algorithm == "standard" else min(heads, cdiv(chip.SMs, workers))
-    if at_once * io_model.in_bytes(algorithm, io_model.Traffic(again, {})).total <= chip.l2_bytes:
+    if at_once * io_model.in_bytes(algorithm, io_model.Traffic(repeated, {})).total <= chip.l2_bytes:
         return 1
     return cdiv(workers, chip.SMs) if algorithm == "fa2" else max(tiling.T_c, 2)

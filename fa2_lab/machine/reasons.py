@@ -8,7 +8,9 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import ladder_model as model
 from fa2_lab.records import Measurement, Record, recorded
 
-UNKNOWN = "The model counts instructions and programs per SM. It does not know that one matmul can wait for another."
+NOT_MODELLED = (
+    "The model counts instructions and programs per SM. It does not know that one matmul can wait for another."
+)
 
 
 class Reason(NamedTuple):
@@ -18,11 +20,11 @@ class Reason(NamedTuple):
     limit: str  # what limited the previous rung
     removes: str  # what the change removes or adds
     why: str
-    missed: str = UNKNOWN  # what the prediction leaves out, shown if it is off by more than 10%
+    missed: str = NOT_MODELLED  # what the prediction leaves out, shown if it is off by more than 10%
     modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters give an upper bound
 
 
-NOTHING = Reason("", "", "", "No rung comes before this one, because the climb begins here.")
+FIRST_RUNG = Reason("", "", "", "No rung comes before this one, because the climb begins here.")
 UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this rung yet.")
 
 
@@ -34,7 +36,9 @@ def parse_reasons(page: str) -> dict[str, Reason]:
             head, why, first, _, *rows = filter(None, part.split("\n"))
             (number, cause), said = head.split(" · "), dict(row[2:-2].split(" | ", 1) for row in (first, *rows))
             modelled = "predicted" not in said
-            reasons[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
+            reasons[number] = Reason(
+                cause, said["before"], said["goes"], why, said.get("missed", NOT_MODELLED), modelled
+            )
         except (KeyError, ValueError) as wrong:
             raise ValueError(f"reasons.md: got {part!r}; it takes the same lines as the other rungs") from wrong
     return reasons
@@ -46,18 +50,18 @@ REASONS = parse_reasons(Path(__file__).with_name("reasons.md").read_text(encodin
 def reason(rung: str) -> Reason:
     """Return the Reason for a rung. Rung 00 and rungs without an entry in reasons.md get a placeholder."""
     number = ladder.find(rung)[1:3]
-    return REASONS.get(number, NOTHING if number == "00" else UNWRITTEN)
+    return REASONS.get(number, FIRST_RUNG if number == "00" else UNWRITTEN)
 
 
 # Predicted and measured -----------------------------------------------------------------------------------------
 
 SHAPES = tuple((causal, d) for d in (128, 64) for causal in (False, True))
 N, TOKENS, HIDDEN = 4096, 16384, 2048  # the problem size in the ladder's table
-TENSOR = "tensor cores at work, %"
-MISS = 0.1
+TENSOR_BUSY = "tensor cores at work, %"
+MISS_MARGIN = 0.1
 
 
-class Step(NamedTuple):
+class RungGain(NamedTuple):
     """The predicted and measured speedup of one rung over the previous one, for a single problem."""
 
     predicted: float | None
@@ -73,8 +77,8 @@ class Step(NamedTuple):
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
-            return self.measured > (1 + MISS) * self.predicted
-        return abs(self.measured / self.predicted - 1) > MISS
+            return self.measured > (1 + MISS_MARGIN) * self.predicted
+        return abs(self.measured / self.predicted - 1) > MISS_MARGIN
 
     @property
     def prediction(self) -> str:
@@ -87,16 +91,16 @@ def speedup_text(factor: float | None) -> str:
     return "-" if factor is None else f"{factor:.2f}"
 
 
-def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
+def rung_gain(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> RungGain:
     """Return the predicted and measured speedup of rung `after` over `before`, for 16,384 tokens with N = 4,096."""
-    row = table_row(record, causal, d)
+    row = forward_row(record, causal, d)
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
-        return Step(predicted(before, after, causal, d), measured)
-    return Step(predicted=None if causal else max_speedup(record, before, d), measured=measured, at_most=True)
+        return RungGain(predicted_speedup(before, after, causal, d), measured)
+    return RungGain(predicted=None if causal else max_speedup(record, before, d), measured=measured, at_most=True)
 
 
-def table_row(record: Record, causal: bool, d: int) -> Measurement | None:
+def forward_row(record: Record, causal: bool, d: int) -> Measurement | None:
     """Return the measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None if there is none."""
     for row in record.rows:
         p = row.problem
@@ -106,7 +110,7 @@ def table_row(record: Record, causal: bool, d: int) -> Measurement | None:
     return None
 
 
-def predicted(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
+def predicted_speedup(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
     """Return the predicted speedup of rung `after` over `before`, or None if the model lacks data for one of them."""
     old, new = (model_input(name, causal, d) for name in (before, after))
     if old is None or new is None:
@@ -123,7 +127,7 @@ def max_speedup(record: Record, before: str, d: int) -> float | None:
     for row in record.rows:
         p = row.problem
         if row.direction == "counters" and (p["rung"], p["d"], p["causal"]) == (before, d, False):
-            return 100 / row.values[TENSOR][0] if TENSOR in row.values else None
+            return 100 / row.values[TENSOR_BUSY][0] if TENSOR_BUSY in row.values else None
     return None
 
 
@@ -133,7 +137,7 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 
 
 @cache
-def facts() -> dict[tuple[str, bool, int], dict]:
+def compiled_rungs() -> dict[tuple[str, bool, int], dict]:
     """Return {(rung, causal, d): recorded properties of the compiled kernel}.
 
     The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers of
@@ -149,14 +153,14 @@ def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
     """Return the model's input for a rung, or None if the rung's properties are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, limited by HBM
-    row = facts().get((name, causal, d))
+    row = compiled_rungs().get((name, causal, d))
     if row is None:
         return None
     numbers = (row[x] for x in ("programs", "instructions", "exponentials", "d", "keys", "consumers"))
     return model.Rung(int(name[1:3]), *numbers)
 
 
-def counters(record: Record, name: str) -> dict[str, float]:
+def hardware_counters(record: Record, name: str) -> dict[str, float]:
     """Return {hardware counter: value} as recorded for a rung without a mask, or {} if there is no such record."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
@@ -173,5 +177,5 @@ def clock_and_power(record: Record, name: str) -> tuple[float, ...]:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):
             clock, watts = row.chip[name][:2]
             return clock / 1e3, watts
-    main, cycles = table_row(record, causal=False, d=128), counters(record, name).get("SM cycles")
+    main, cycles = forward_row(record, causal=False, d=128), hardware_counters(record, name).get("SM cycles")
     return (cycles / main.values[name][0] / 1e6,) if main and cycles and name in main.values else ()

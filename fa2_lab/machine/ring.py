@@ -13,7 +13,7 @@ from fa2_lab.machine.io_model import tiles_per_row
 from fa2_lab.reference.shards import visible_tile
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 
-FP32 = 4  # bytes per element of dK and dV sent over the links
+FP32_BYTES = 4  # bytes per element of dK and dV sent over the links
 
 
 def bytes_sent(
@@ -28,11 +28,11 @@ def bytes_sent(
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
     N, size = sum(lengths), len(lengths)
-    row = 2 * kv_heads * d  # elements of K and V, or of dK and dV, in one row
+    row_elements = 2 * kv_heads * d  # elements of K and V, or of dK and dV, in one row
     if size == 1:
         return {}
-    bytes_of = {"K V": (N - lengths[(rank + 1) % size]) * row * itemsize}
-    return bytes_of | ({"dK dV": (N - lengths[rank]) * row * FP32} if direction == "backward" else {})
+    bytes_of = {"K V": (N - lengths[(rank + 1) % size]) * row_elements * itemsize}
+    return bytes_of | ({"dK dV": (N - lengths[rank]) * row_elements * FP32_BYTES} if direction == "backward" else {})
 
 
 def tiles_per_step(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
@@ -52,7 +52,7 @@ def tiles_per_step(lengths: Sequence[int], layout: str, causal: bool, B_r: int =
     return tiles
 
 
-def balance(tiles: np.ndarray) -> float:
+def busy_fraction(tiles: np.ndarray) -> float:
     """Return the fraction of time that an average rank is busy if all ranks wait for the one with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

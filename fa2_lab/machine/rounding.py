@@ -13,7 +13,7 @@ import numpy as np
 from fa2_lab.examine.cases import rounded
 
 BF16, FP16, TF32, FP32 = 8, 11, 11, 24  # mantissa bits, including the leading 1
-LARGEST = 448  # the largest E4M3 value
+E4M3_MAX = 448  # the largest E4M3 value
 
 # Rounding errors with the same sign -----------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0
     return TiedRows(S, rounded(V, BF16), rounded(dO, BF16))
 
 
-def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
+def rounded_outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
     """Return O in bf16, with o = P V rounded to `sum_bits` mantissa bits before the division by l.
 
     `m` holds, for each row, the value to subtract from its scores.
@@ -47,7 +47,7 @@ def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.nd
     return rounded(rounded(o, sum_bits) / P.sum(1, keepdims=True), BF16)
 
 
-def truth(S: np.ndarray, V: np.ndarray) -> np.ndarray:
+def exact_outputs(S: np.ndarray, V: np.ndarray) -> np.ndarray:
     """Return O computed without any rounding."""
     P = np.exp(S - S.max(1, keepdims=True))
     return np.einsum("rk,rkd->rd", P / P.sum(1, keepdims=True), V)
@@ -60,16 +60,16 @@ def e4m3(x: np.ndarray) -> np.ndarray:
     """Return x rounded to the nearest E4M3 values, which are at least 2⁻⁹ apart and have magnitudes up to 448."""
     _, exponent = np.frexp(x)
     step = np.exp2(np.maximum(exponent - 4, -9))
-    return np.clip(np.round(x / step) * step, -LARGEST, LARGEST)
+    return np.clip(np.round(x / step) * step, -E4M3_MAX, E4M3_MAX)
 
 
-def scaled(X: np.ndarray, rows: int) -> np.ndarray:
+def scaled_e4m3(X: np.ndarray, rows: int) -> np.ndarray:
     """Return X rounded to E4M3, with one scale per group of `rows` rows.
 
     The scale maps the largest magnitude in the group to 448.
     """
     blocks = X.reshape(-1, rows, X.shape[1])
-    scale = abs(blocks).max((1, 2), keepdims=True) / LARGEST
+    scale = abs(blocks).max((1, 2), keepdims=True) / E4M3_MAX
     return (e4m3(blocks / scale) * scale).reshape(X.shape)
 
 
@@ -85,8 +85,8 @@ def rotation(d: int, seed: int = 0) -> np.ndarray:
     return signs[:, None] * H / np.sqrt(d)
 
 
-def with_outliers(N: int = 1024, d: int = 64, share: float = 0.001, seed: int = 0) -> np.ndarray:
+def with_outliers(N: int = 1024, d: int = 64, outlier_share: float = 0.001, seed: int = 0) -> np.ndarray:
     """Return random Q, K and V, each (N, d), with a few outliers, as in the FlashAttention-3 paper."""
     rng = np.random.default_rng(seed)
     normal, large = rng.standard_normal((2, 3, N, d))
-    return normal + 10 * large * (rng.random((3, N, d)) < share)
+    return normal + 10 * large * (rng.random((3, N, d)) < outlier_share)

@@ -50,7 +50,7 @@ class Shares:
         return max(cdiv(self.work, self.programs), self.min_share)
 
     @property
-    def busy(self) -> int:
+    def busy_programs(self) -> int:
         """The number of programs that have at least one unit of work."""
         return cdiv(self.work, self.share)
 
@@ -91,7 +91,8 @@ class Shares:
     def blocks(self) -> list[grid.BlockWork]:
         """Return a list with one block per share, as an argument for grid.schedule()."""
         return [
-            grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
+            grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share))
+            for w in range(self.busy_programs)
         ]
 
 
@@ -109,15 +110,15 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 
 
 def read_seconds(
-    tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
+    tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, lone_rate: float, bandwidth: float
 ) -> float:
     """Return the time in seconds that `programs` programs take to read all tiles in equal shares.
 
     The time does not include launch overhead. `tiles` lists the number of tiles in each head, and a tile has
-    `tile_bytes` bytes. A program that runs alone reads `alone` bytes per second. Concurrent programs share the total of
-    `bandwidth` bytes per second equally. `slots` is the number of programs that can run concurrently.
+    `tile_bytes` bytes. A program that runs alone reads `lone_rate` bytes per second. Concurrent programs share the
+    total of `bandwidth` bytes per second equally. `slots` is the number of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
-    alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)
-    rate = min(alone, bandwidth / min(len(blocks), slots))
+    lone_rate = real_number("lone_rate", lone_rate, "a number above 0", lambda x: 0 < x < math.inf)
+    rate = min(lone_rate, bandwidth / min(len(blocks), slots))
     return grid.schedule(blocks, slots).makespan * tile_bytes / rate

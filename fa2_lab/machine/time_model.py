@@ -17,8 +17,8 @@ from fa2_lab.machine import io_model, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows per multi-warp matmul instruction}
-FEWEST_ROWS = 64  # the smallest B_r for which multi-warp matmul instructions are used
+MULTI_WARP_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows per multi-warp matmul instruction}
+MIN_MULTI_WARP_ROWS = 64  # the smallest B_r for which multi-warp matmul instructions are used
 
 
 class Clocks(NamedTuple):
@@ -59,13 +59,13 @@ def tile_clocks(
     whole_number("W", W, low=1, high=32)
     ops = io_model.tile_operations(algorithm, "forward", B_r, B_c, d)
     by_keys = scheme == "split_k"
-    moved = warps.tile_bytes(scheme, B_r, B_c, d, W if by_keys else readers(chip, B_r, W))
+    moved = warps.access_bytes(scheme, B_r, B_c, d, W if by_keys else reads_per_tile(chip, B_r, W))
     parts_added = (W - 1) * B_r * d if by_keys else 0  # each warp has a partial P V
     return Clocks(
-        tensor=ops["matmul"] / chip.tensor_per_clock,
+        tensor=ops["matmul"] / chip.tensor_flops_per_clock,
         fp32=(fp32_instructions(algorithm, B_r, B_c, d) + parts_added) / chip.fp32_per_clock,
         exp=ops["exp"] / chip.exp_per_clock,
-        shared=moved / chip.shared_per_clock,
+        shared=moved / chip.shared_bytes_per_clock,
     )
 
 
@@ -76,16 +76,16 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
     which need no instruction of their own: the subtraction of m in τ s − m is part of an FMA, and the accumulation into
     o, dQ, dK and dV is part of an FMA or a matmul.
     """
-    counted = io_model.not_matmul(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
+    counted = io_model.other_operations(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
     return counted - B_r * B_c - summed
 
 
-def readers(chip: Chip, B_r: int, W: int) -> int:
+def reads_per_tile(chip: Chip, B_r: int, W: int) -> int:
     """Return how many times W warps together read each tile of K and V from shared memory under split-Q.
 
     Before Hopper, every warp reads K and V for its own rows. From Hopper on, a single instruction can read them for the
     rows of several warps.
     """
-    rows = PRODUCT_ROWS.get(chip.compute_capability)
-    return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)
+    rows = MULTI_WARP_ROWS.get(chip.compute_capability)
+    return W if rows is None or B_r < MIN_MULTI_WARP_ROWS else cdiv(B_r, rows)

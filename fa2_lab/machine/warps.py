@@ -29,7 +29,7 @@ from fa2_lab.reference.online_softmax import SoftmaxState, finite
 from fa2_lab.tiles import Tiling, whole_number
 
 BYTES = {"Q": 2, "K": 2, "V": 2, "max": 4, "sum": 4, "PV": 4}
-NOBODY, SEVERAL, COPY = -1, -2, -3
+NO_WARP, SEVERAL_WARPS, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
@@ -45,37 +45,37 @@ class SharedMemory:
     def __init__(self, **shapes: tuple) -> None:
         self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
         self.counts: Counter[tuple] = Counter()  # {(warp, "read" or "write", tensor): elements}
-        self.waits: Counter[str] = Counter()  # {reason for a barrier: number of barriers}
-        self._forget()
+        self.barrier_counts: Counter[str] = Counter()  # {reason for a barrier: number of barriers}
+        self._forget_accesses()
 
     def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
         """Store `value` at [where] in the array `name`. `warp` is the index of the warp that writes, or COPY."""
-        self._refuse_others(warp, name, where, self._readers, "writes what another has read")
-        self._refuse_others(warp, name, where, self._writers, "writes what another has written")
+        self._refuse_race(warp, name, where, self._readers, "writes what another has read")
+        self._refuse_race(warp, name, where, self._writers, "writes what another has written")
         self.arrays[name][where] = value
         self._writers[name][where] = warp
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
     def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
         """Copy the elements at [where] in the array `name` into a warp's registers, and return the copy."""
-        self._refuse_others(warp, name, where, self._writers, "reads what another has written")
+        self._refuse_race(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
-        self._readers[name][where] = np.where((seen == NOBODY) | (seen == warp), warp, SEVERAL)
+        self._readers[name][where] = np.where((seen == NO_WARP) | (seen == warp), warp, SEVERAL_WARPS)
         self.counts[warp, "read", name] += value.size
         return value
 
     def barrier(self, reason: str) -> None:
         """Make all warps wait for each other, so that each can read what the others have written."""
-        self.waits[reason] += 1
-        self._forget()
+        self.barrier_counts[reason] += 1
+        self._forget_accesses()
 
-    def _forget(self) -> None:
+    def _forget_accesses(self) -> None:
         self._writers, self._readers = (
-            {name: np.full(array.shape, NOBODY) for name, array in self.arrays.items()} for _ in range(2)
+            {name: np.full(array.shape, NO_WARP) for name, array in self.arrays.items()} for _ in range(2)
         )
 
-    def _refuse_others(self, warp: int, name: str, where: Any, owners: dict, what: str) -> None:
-        others = (owners[name][where] != NOBODY) & (owners[name][where] != warp)
+    def _refuse_race(self, warp: int, name: str, where: Any, owners: dict, what: str) -> None:
+        others = (owners[name][where] != NO_WARP) & (owners[name][where] != warp)
         if np.any(others):
             who = "the copy" if warp == COPY else f"warp {warp}"
             raise RaceError(f"{who} {what} in {name}, with no barrier between")
@@ -98,7 +98,7 @@ def split_q(
     """Compute O and L of row block i, with its rows divided among W warps. Each tile requires two barriers."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
-    (b, d), rows_of = q_i.shape, shares(len(q_i), W)
+    (b, d), rows_of = q_i.shape, split_evenly(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d))
     _copy(shared, Q=q_i)
     state = [SoftmaxState.empty(rows.stop - rows.start, d) for rows in rows_of]
@@ -123,12 +123,12 @@ def split_k(
     """
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
-    (b, d), rows_of = q_i.shape, shares(len(q_i), W)
+    (b, d), rows_of = q_i.shape, split_evenly(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
     _copy(shared, Q=q_i)
     state = [SoftmaxState.empty(rows.stop - rows.start, d) for rows in rows_of]  # of each warp's own rows
     for j in tiling.visited_cols(i):
-        keys = shares(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
+        keys = split_evenly(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
         shared.barrier("the tile is there")
         s = [_slice_of_s(shared, tau, tiling.visible(i, j), keys[w], w) for w in range(W)]
         shared.barrier("row maxima of all warps")
@@ -176,7 +176,7 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
     return Counter(stored | tile | statistics | partials)
 
 
-def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
+def access_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
     """Return the total size in bytes of the shared-memory accesses that tile_accesses() counts."""
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
@@ -184,7 +184,7 @@ def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
 # Helpers ----------------------------------------------------------------------------------------------------
 
 
-def shares(n: int, W: int) -> list[slice]:
+def split_evenly(n: int, W: int) -> list[slice]:
     """Return W contiguous slices of nearly equal length that together cover n rows (or keys)."""
     edges = [n * w // W for w in range(W + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]

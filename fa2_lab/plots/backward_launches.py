@@ -8,10 +8,10 @@ START = 3.0  # assumed time in µs between the launch of a kernel and the start 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
     """Return each kernel's execution time in µs, assuming that HBM and the tensor cores reach their datasheet rates."""
-    bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
+    bytes_us, numbers = chips.H200.hbm_bytes_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, and the accumulators are cleared
-        "backward": 10 * N * N * d * heads / (chips.H200.tensor_flops / 1e6),
+        "backward": 10 * N * N * d * heads / (chips.H200.tensor_flops_per_second / 1e6),
         "after": numbers * (4 + 2) / bytes_us,  # the accumulators are read, and dQ is written
     }
     return dict(work=work, setting=f"Model of an H200, {heads} heads, N = {N}, d = {d}; a launch takes {START:g} µs")

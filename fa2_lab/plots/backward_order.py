@@ -12,7 +12,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 
     A job is a tuple (unit, consumer, label, start, end), with times in clock cycles.
     """
-    product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
+    product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_flops_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
     for name, order in (
         ("Each job waits for the one before", one_by_one),
@@ -22,7 +22,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
         block.run({str(c): order(block, ds_filled, steps, product, softmax) for c in (0, 1)})
         begun = next(job.begun for job in block.jobs if (job.actor, job.label) == ("0", "S 4"))
         jobs = [(job.unit, job.actor, job.label.split()[0], job.begun - begun, job.ended - begun) for job in block.jobs]
-        panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
+        panels.append(dict(name=name, jobs=jobs, share=block.busy_fraction("tensor")))
     return dict(
         panels=panels, setting=f"Model of an SM of an H200, d = {d}, {B_r} rows per step, an addition of 600 clocks"
     )

@@ -15,7 +15,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
     The consumers share the tensor cores. A job is (consumer, unit, result, step number, start, end), with times in
     clock cycles.
     """
-    product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
+    product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_flops_per_clock, 64 * B_r / chips.H200.exp_per_clock
     block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
     block.run({str(c): consumer(block, ds_filled, steps, product, softmax) for c in (0, 1)})
     jobs = []
@@ -27,7 +27,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
         n=n,
         jobs=sorted(jobs),
         window=(first[n], first[n + 2]),
-        busy=block.busy("tensor", since=first[1]),
+        busy=block.busy_fraction("tensor", since=first[1]),
         setting=f"model: H200, d = {d}, tiles of {B_r} rows × 64 keys per consumer",
     )
 

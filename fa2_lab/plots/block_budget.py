@@ -27,7 +27,7 @@ def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, 
     `chips_by_name` is {name: chip}. `needs` lists the resources used on the last chip in this dictionary, the number of
     warps (4 or 8), and the names of the chips on which the block size fits.
     """
-    tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
+    tables = {name: budget.best_fits(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}
     for blocks, (W, fit) in list(tables.values())[-1].items():
         fits_on = tuple(name for name in chips_by_name if tables[name][blocks][1].ok)

@@ -20,7 +20,7 @@ class RungSpeeds(NamedTuple):
 def data() -> dict:
     """Return the speeds that `fa2-lab bench ladder` measured on a problem that fills the GPU."""
     record = load("ladder")
-    full, causal = (reasons.table_row(record, masked, d=128) for masked in (False, True))
+    full, causal = (reasons.forward_row(record, masked, d=128) for masked in (False, True))
     names_in_both = full.values.keys() & causal.values.keys()
     rungs = [
         RungSpeeds(r[1:3], ladder.change(r)[0], full.rate(r), causal.rate(r))

@@ -33,9 +33,9 @@ def draw(cut: Shares) -> style.Drawn:
     style.note(ax, parts, -0.75, "partial (o, m, ℓ)", color=style.QUIET)
     style.bare(ax, (-2.2, parts + 8.4), (-1.1, heads - 0.5))
     alt = (
-        f"{heads} heads of unequal length as rows of tiles, shared out among {cut.busy} programs, {cut.share} units of"
-        " work each. Beginning a head is one unit, and so is each tile. The number names the program that reads a"
-        " tile. Heads that several programs read are merged from partial results."
+        f"{heads} heads of unequal length as rows of tiles, shared out among {cut.busy_programs} programs, {cut.share}"
+        " units of work each. Beginning a head is one unit, and so is each tile. The number names the program that"
+        " reads a tile. Heads that several programs read are merged from partial results."
     )
     return figure, alt
 

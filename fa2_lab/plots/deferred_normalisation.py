@@ -23,7 +23,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     Two operations are not listed: the multiplication by τ is part of the FMA that computes τ s − m, and the addition to
     o is part of the matmul.
     """
-    product = 2 * B_r * B_c * d / chip.tensor_per_clock
+    product = 2 * B_r * B_c * d / chip.tensor_flops_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
     softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # for the maximum, τ s − m, exp and the sum
     scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]

@@ -12,14 +12,13 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     one of them statically and the other dynamically.
     """
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # for one head, heaviest first
-    head_by_head = tiles * heads
-    side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)
-    blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(side_by_side)]
+    costs = tiles * heads, [n for n in tiles for _ in range(at_once)] * (heads // at_once)
+    head_by_head, side_by_side = ([grid.BlockWork(0, n, cost) for n, cost in enumerate(order)] for order in costs)
     SMs = chips.H200.SMs
     ran = {
         "Static, head by head": grid.static_schedule(head_by_head, SMs),
         f"Static, {at_once} heads at once": grid.static_schedule(side_by_side, SMs),
-        "Dynamic, as in a plain launch": grid.schedule(blocks, SMs),
+        "Dynamic, as in a plain launch": grid.schedule(side_by_side, SMs),
     }
     caption = (
         "Static scheduling of causal row blocks leaves some SMs idle, but dynamic scheduling keeps all of them busy."

@@ -8,7 +8,7 @@ from fa2_lab.plots import style
 
 def data(name: str = "H200") -> dict:
     """Return a chip's levels from the outermost to the innermost, each as (level, description of its contents)."""
-    chip = chips.named(name)
+    chip = chips.find(name)
     kib = 4 * chip.registers_per_sm // 1024
     levels = [
         ("GPU", f"{chip.SMs} SMs; HBM, and an L2 of {chip.l2_bytes // 2**20} MiB for all of them"),

@@ -18,8 +18,8 @@ class Memory(NamedTuple):
 
 def data(name: str = "H200") -> dict:
     """Return a chip's memories, beginning with the registers, and the bandwidth of its link to other GPUs."""
-    chip = chips.named(name)
-    return dict(chip=name, places=memories(chip), link=chip.link_per_second)
+    chip = chips.find(name)
+    return dict(chip=name, places=memories(chip), link=chip.link_bytes_per_second)
 
 
 def memories(chip: chips.Chip) -> list[Memory]:
@@ -31,9 +31,9 @@ def memories(chip: chips.Chip) -> list[Memory]:
     clocks, l2 = chip.SMs * chip.clock_hz, measured_rates(chip).get("L2 TB/s")
     return [
         Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
-        Memory("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_per_clock * clocks),
+        Memory("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_bytes_per_clock * clocks),
         Memory("L2", chip.l2_bytes, speed=1e12 * l2 if l2 else None),
-        Memory("HBM", chip.hbm_bytes, chip.hbm_per_second),
+        Memory("HBM", chip.hbm_bytes, chip.hbm_bytes_per_second),
     ]
 
 

@@ -22,15 +22,15 @@ def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
     The jobs overlap within each warpgroup, between the two warpgroups, in both ways, or not at all. The model assumes
     that copies arrive early, so no warpgroup waits for them. `window` is the number of clock cycles that draw() shows.
     """
-    product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
+    product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_flops_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
     for name, (ahead, tensor) in FOUR_WAYS.items():
         block = Block(tensor=tensor)
         block.run({str(warpgroup_number): warpgroup(block, T, product, softmax, ahead) for warpgroup_number in (0, 1)})
         jobs = [(job.unit, int(job.actor), job.label, job.begun, job.ended) for job in block.jobs]
-        panels.append(dict(name=name, share=block.busy("tensor"), jobs=sorted(jobs)))
+        panels.append(dict(name=name, share=block.busy_fraction("tensor"), jobs=sorted(jobs)))
     record = load("ladder")
-    counted = {n: reasons.counters(record, ladder.find(n))["tensor cores at work, %"] for n in ("19", "20")}
+    counted = {n: reasons.hardware_counters(record, ladder.find(n))[reasons.TENSOR_BUSY] for n in ("19", "20")}
     setting = f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time"
     return dict(window=window, tiles=T, panels=panels, counted=counted, setting=setting)
 

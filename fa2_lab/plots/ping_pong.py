@@ -10,7 +10,7 @@ from fa2_lab.records import load
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
     """Return the jobs (unit, consumer, label, start, end) with and without ping-pong, with times in clock cycles."""
-    product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
+    product, softmax = 2 * 64 * keys * d / chips.H200.tensor_flops_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("In step, without ping-pong", False), ("In step, with ping-pong", True)):
         block = Block()
@@ -18,7 +18,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
         may[0].arrive("launch")  # consumer 0 begins
         block.run({str(c): consumer(block, may if turns else [], c, T, product, softmax) for c in (0, 1)})
         jobs = [(job.unit, job.actor, job.label, job.begun, job.ended) for job in block.jobs]
-        panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
+        panels.append(dict(name=name, jobs=jobs, share=block.busy_fraction("tensor")))
     turns = [x["gain"] for x in idea_gains.gains() if x["d"] == d and x["idea"].startswith("turns on the tensor cores")]
     return dict(panels=panels, d=d, gains=(min(turns), max(turns)), made=load("ideas").made())
 

@@ -55,7 +55,7 @@ def data(
     for name, method in costs.items():
         unit, seconds = method.limit(chip)
         height = method.flops / seconds / 1e12
-        bytes_of = "dram_bytes" if unit == "DRAM" else "requested"
+        bytes_of = "dram_bytes" if unit == "DRAM" else "requested_bytes"
         points[PRINTED.get(name, name)] = (method.intensity(bytes_of), height, unit)
         words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
     slow = {unit for *_, unit in points.values()}
@@ -86,13 +86,13 @@ def ladder(d: int) -> dict:
     The coordinates of a rung are its FLOPs per byte of DRAM traffic and its measured TFLOP/s.
     """
     record = load("ladder")
-    row = reasons.table_row(record, causal=False, d=d)
+    row = reasons.forward_row(record, causal=False, d=d)
     moved = counted(record, d)
     rungs = [name for name in row.values if name in moved and name[1:3] in SHOWN]
     points = {name: (row.flops / moved[name], row.rate(name)) for name in rungs}
-    chip, p = chips.named(record.machine["gpu"]), row.problem
+    chip, p = chips.find(record.machine["gpu"]), row.problem
     gemm, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
-    flops, speed = chip.tensor_flops / 1e12, chip.hbm_per_second / 1e12
+    flops, speed = chip.tensor_flops_per_second / 1e12, chip.hbm_bytes_per_second / 1e12
     roofs = [
         Roof(gemm, copy, f"a copy: {copy:.2f} TB/s", f"a GEMM: {gemm:.0f}"),
         Roof(flops, speed, "", f"datasheet: {flops:.0f} TFLOP/s, {speed:.1f} TB/s", dashed=True),

@@ -33,8 +33,8 @@ def backward() -> dict:
     dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq loaded (or stored): heads × column blocks × dQ in fp32
     methods = {
         "one pass, load and store": one,
-        "one pass, atomic adds": replace(one, requested=one.requested - dq),
-        "two passes": replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - 2 * dq)),
+        "one pass, atomic adds": replace(one, requested_bytes=one.requested_bytes - dq),
+        "two passes": replace(one, flops=one.flops * 7 // 5, requested_bytes=2 * (one.requested_bytes - 2 * dq)),
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."
     picture = roofline.data(*methods.items(), message=message)
@@ -60,7 +60,7 @@ def split() -> dict:
     """
     rate, flops, points = rates(chips.A100), 4 * 128 * 64 * 128, {}
     for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
-        intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
+        intensity = flops / warps.access_bytes(scheme, 128, 64, 128, 4)
         points[name] = intensity, min(rate.tensor, intensity * rate.shared) / 1e12
     roof = Roof(rate.tensor / 1e12, rate.shared / 1e12, "", f"tensor cores {rate.tensor / 1e12:.0f}")
     caption = (
@@ -81,7 +81,7 @@ def one_pass() -> dict:
     allowed, gemm = method.flops / method.limit(chips.H200)[1] / 1e12, load("paper").ceilings["GEMM TFLOP/s"]
     message = f"L2 would allow the backward pass {allowed:.0f} TFLOP/s, but it reaches {reached:.0f}."
     picture = roofline.data(("one pass", method), message=message)
-    picture["points"]["fa2_lab"] = method.intensity("requested"), reached
+    picture["points"]["fa2_lab"] = method.intensity("requested_bytes"), reached
     caption = picture["caption"] + " The dashed line is a large matmul on this GPU, whose power limit lowers its clock."
     return picture | dict(caption=caption, shelf=(gemm, f"a large matmul: {gemm:.0f}"))
 

@@ -17,7 +17,7 @@ def data() -> dict:
     The errors of o are in units of the spacing between bf16 numbers.
     """
     S, V, dO = rounding.repeated_maxima()
-    exact, m = rounding.truth(S, V), S.max(1, keepdims=True)
+    exact, m = rounding.exact_outputs(S, V), S.max(1, keepdims=True)
     shares = {}
     for name, at in (("m", m), ("2m", 2 * m)):
         o = np.einsum("rk,rk->r", rounded(np.exp(S - at), rounding.BF16), V[..., 0])
@@ -26,7 +26,7 @@ def data() -> dict:
         shares[name] = counts / len(o)
     ways = {"sums in bf16": (m, rounding.BF16), "the same, with 2m": (2 * m, rounding.BF16)}
     ways["sums in fp32"] = m, rounding.FP32
-    sums = {name: np.cumsum((dO * (rounding.outputs(S, V, *way) - exact)).sum(1)) for name, way in ways.items()}
+    sums = {name: np.cumsum((dO * (rounding.rounded_outputs(S, V, *way) - exact)).sum(1)) for name, way in ways.items()}
     return dict(shares=shares, sums=sums)
 
 

@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     """Return the Sizes of a rung, taken from the compiled kernel without a mask."""
     name = ladder.find(rung)
-    fact = reasons.facts()[name, False, d]
+    fact = reasons.compiled_rungs()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
     buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has a separate buffer
@@ -54,7 +54,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
         stages=(fact["shared"] - 2 * d * buffer_rows) // (4 * d * keys),
         copy=2 * d * keys / rate,
         rows=2 * d * model.ROWS / rate,
-        product=2 * model.ROWS * keys * d / chip.tensor_per_clock,
+        product=2 * model.ROWS * keys * d / chip.tensor_flops_per_clock,
         softmax=float(fact["instructions"] - skipped),
     )
 
@@ -125,7 +125,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
             marked = [size.number == number and job.unit == unit for job in block.jobs]
         jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
         name = ladder.find(rung)
-        counted = reasons.counters(load("ladder"), name).get("tensor cores at work, %")
+        counted = reasons.hardware_counters(load("ladder"), name).get(reasons.TENSOR_BUSY)
         groups = size.consumers * size.programs
         panel = dict(number=size.number, name=name[4:], jobs=jobs, marked=marked, groups=groups)
         panels.append(panel | dict(instructions=int(size.softmax), counted=counted))

@@ -20,7 +20,7 @@ NAMES = ("heads", f"waves of rung {BEFORE}", f"waves of rung {AFTER}")
 def data(N: int = 4096, d: int = 128) -> dict:
     """Return the modelled and the measured speedup of rung 09 over rung 07 by number of heads, without a mask."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
-    model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
+    model = {n: reasons.predicted_speedup(before, after, causal=False, d=d, heads=n) for n in HEADS}
     measured = {}
     record = load("ladder")
     for row in record.rows:
@@ -29,7 +29,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
         timed = shape == (N, d, False, 1) and row.flops and {before, after} <= row.values.keys()
         if timed and p["heads"] in HEADS:
             measured[p["heads"]] = row.ratio(after, before)
-    resident = [reasons.facts()[name, False, d]["programs"] for name in (before, after)]
+    resident = [reasons.compiled_rungs()[name, False, d]["programs"] for name in (before, after)]
     setting = f"N = {N:,}, d = {d}, no mask; {record.made()}"
     return dict(model=model, measured=dict(sorted(measured.items())), resident=resident, setting=setting)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared, bank_conflicts
+from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, SharedLayout, bank_conflicts
 from fa2_lab.plots import style
 
 
@@ -14,7 +14,10 @@ def data(chunk: int = 2, itemsize: int = 2) -> dict:
     """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     positions, steps = {}, {}
-    for name, layout in {"One after the other": Shared(vec, 1, 1), "Swizzled": Shared(vec, 1, places)}.items():
+    for name, layout in {
+        "One after the other": SharedLayout(vec, 1, 1),
+        "Swizzled": SharedLayout(vec, 1, places),
+    }.items():
         offsets = layout.offsets((places, places * vec))[:, ::vec]
         positions[name] = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
         steps[name] = [bank_conflicts(offsets[:, c], itemsize) for c in range(places)]

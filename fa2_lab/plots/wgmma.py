@@ -1,6 +1,6 @@
 """Diagram of where the operands and results of a tile's two matmuls, Q Kᵀ and P V, are stored on Hopper."""
 
-from fa2_lab.machine.layouts import Mma
+from fa2_lab.machine.layouts import MmaLayout
 from fa2_lab.plots import style
 
 DEEP = 16  # number of elements that one instruction sums over, for 16-bit operands
@@ -9,7 +9,7 @@ SHARED, REGISTERS = "shared memory", "registers"
 
 def data(d: int = 128, B_c: int = 128) -> dict:
     """Return a tile's two matmuls, with the shape and location of each matrix and the warp that owns each row."""
-    warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
+    warps = MmaLayout(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
     products = [
         [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
         [("P", "p", (64, B_c), REGISTERS), ("V", "v", (B_c, d), SHARED), ("O", "o", (64, d), REGISTERS)],

@@ -61,11 +61,13 @@ class Shown:
     """
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
-        self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
-        reason = reasons.reason(name) if name in ladder.RUNGS else reasons.NOTHING
+        self.change = (
+            [reasons.rung_gain(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
+        )
+        reason = reasons.reason(name) if name in ladder.RUNGS else reasons.FIRST_RUNG
         self.limit, self.removes, self.missed = reason.limit, reason.removes, reason.missed
         self.name = label(name)
-        rows = [reasons.table_row(results, causal, D) for causal in MASKS]
+        rows = [reasons.forward_row(results, causal, D) for causal in MASKS]
         speeds = [f"{row.rate(name):.0f}" if row and name in row.values else "-" for row in rows]
         share = f"{rows[0].ratio(name, peer):.0%}" if rows[0] and name in rows[0].values else "-"
         steps = [x.prediction for x in self.change] + [reasons.speedup_text(x.measured) for x in self.change]
@@ -91,13 +93,13 @@ def label(name: str) -> str:
 
 def both(name: str, what: str) -> str:
     """Return "a/b": a rung's compiled property, such as "registers", without a mask (a) and with a causal mask (b)."""
-    facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
+    facts = [reasons.compiled_rungs().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
     """Return the measurement without a mask for the problem shown in the table."""
-    row = reasons.table_row(results, causal=False, d=D)
+    row = reasons.forward_row(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
     return row
@@ -191,7 +193,9 @@ def hypothesis(results: Record, old: str, new: str) -> str:
         textwrap.fill(f"Hypothesis:   {why.why}", 120),
         "",
     ]
-    shapes = {f"d {d}, {MASKS[causal]}": reasons.step(results, old, new, causal, d) for causal, d in reasons.SHAPES}
+    shapes = {
+        f"d {d}, {MASKS[causal]}": reasons.rung_gain(results, old, new, causal, d) for causal, d in reasons.SHAPES
+    }
     text.append("".join(f"{x:>17}" for x in ("", *shapes)))
     predicted = [step.prediction for step in shapes.values()]
     measured = [reasons.speedup_text(step.measured) for step in shapes.values()]
@@ -210,9 +214,9 @@ def several(results: Record, **numbers: str) -> str:
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
-        changes = [reasons.step(results, before(name), name, causal) for causal in MASKS]
+        changes = [reasons.rung_gain(results, before(name), name, causal) for causal in MASKS]
         cells = [x.prediction for x in changes] + [f"**{reasons.speedup_text(x.measured)}**" for x in changes]
-        a, b = (reasons.counters(results, rung).get(counter) for rung in (before(name), name))
+        a, b = (reasons.hardware_counters(results, rung).get(counter) for rung in (before(name), name))
         moved = f"{short(a)} → {short(b)}" if a is not None and b is not None else ""
         cells.append(" → ".join(both(rung, "programs") for rung in (before(name), name)))
         text.append(f"| {' | '.join([label(name), reasons.reason(name).cause, *cells, counter, moved])} |")
@@ -239,11 +243,11 @@ def numbers(results: Record, old: str, new: str) -> str:
             shape = f"N {p['N_q']:,}, batch {p['batch']}, {p['heads']} heads, d {p['d']}, {MASKS[p['causal']]}"
             text.append(f"{shape:48}{row.rate(old):8.0f}{row.rate(new):8.0f}  × {row.ratio(new, old):.2f}")
     for d, causal in ((D, False), (D, True), (64, False)):
-        facts = [reasons.facts().get((name, causal, d)) for name in (old, new)]
+        facts = [reasons.compiled_rungs().get((name, causal, d)) for name in (old, new)]
         if all(facts):
             a, b = ({name: row[name] for name in reasons.COMPILED if name in row} for row in facts if row)
             text += [f"{f'{n}, {MASKS[causal]}, d {d}':48}{a[n]:>8}{b[n]:>8}" for n in a if n in b and a[n] != b[n]]
-    counted = [reasons.counters(results, name) for name in (old, new)]
+    counted = [reasons.hardware_counters(results, name) for name in (old, new)]
     a, b = counted
     text += [f"{n:48}{short(a[n]):>8}{short(b[n]):>8}" for n in a if n in b and differ(a[n], b[n])]
     return "\n".join(text) if len(text) > 1 else "not recorded yet: `fa2-lab bench ladder` measures it on a GPU"

@@ -189,7 +189,7 @@ class Climb:
     def __init__(self) -> None:
         self.record = climbed.load(climbed.SUITE)
         shapes = [(d, causal) for d in (128, 64) for causal in (False, True)]
-        self.shapes = {(d, causal): reasons.table_row(self.record, causal, d) for d, causal in shapes}
+        self.shapes = {(d, causal): reasons.forward_row(self.record, causal, d) for d, causal in shapes}
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
         """Return a rung's speed divided by the speed of rung `old` or, by default, of the previous rung."""
@@ -203,8 +203,8 @@ class Climb:
             milliseconds = np.median(self.shapes[128, False].values[name])
             return self.value(name, "SM cycles") / milliseconds / 1e6
         if what in ("programs", "registers"):
-            return reasons.facts()[name, False, 128][what]
-        return reasons.counters(self.record, name)[what]
+            return reasons.compiled_rungs()[name, False, 128][what]
+        return reasons.hardware_counters(self.record, name)[what]
 
     def table(self, *names: str) -> None:
         """Print each rung's TFLOP/s, also as a percentage of FlashAttention-3's speed in the same run."""

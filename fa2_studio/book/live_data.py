@@ -61,7 +61,7 @@ def climb_data() -> dict:
     in its code.
     """
     record = load("ladder")
-    rows = {shape: reasons.table_row(record, causal, d) for shape, (causal, d) in SHAPES.items()}
+    rows = {shape: reasons.forward_row(record, causal, d) for shape, (causal, d) in SHAPES.items()}
     speeds = {shape: {name: row.rate(name) for name in row.values} for shape, row in rows.items()}
     counters = counters_of(record)
     timed = [name for name in ladder.RUNGS if all(name in speeds[shape] for shape in SHAPES)]
@@ -90,7 +90,7 @@ def explain_change(record: Record, before: str | None, name: str) -> dict:
     reason = reasons.reason(name)
     if before is None:
         return dict(cause="", limit="", removes="", why=reason.why, predicted={}, missed={}, compiled={})
-    steps = {shape: reasons.step(record, before, name, causal, d) for shape, (causal, d) in SHAPES.items()}
+    steps = {shape: reasons.rung_gain(record, before, name, causal, d) for shape, (causal, d) in SHAPES.items()}
     predicted = {shape: step.prediction for shape, step in steps.items() if step.predicted is not None}
     missed = {shape: reason.missed for shape, step in steps.items() if step.misses}
     words = {name: getattr(reason, name) for name in ("cause", "limit", "removes", "why")}
@@ -100,7 +100,7 @@ def explain_change(record: Record, before: str | None, name: str) -> dict:
 
 def compare_compiled(before: str, name: str, causal: bool, d: int) -> str:
     """Return a sentence that compares two compiled rungs by programs per SM, registers and instructions per tile."""
-    old, new = (reasons.facts().get((rung, causal, d)) for rung in (before, name))
+    old, new = (reasons.compiled_rungs().get((rung, causal, d)) for rung in (before, name))
     if old is None or new is None:
         return ""
     words = dict(programs="programs per SM", registers="registers per thread", instructions="instructions per tile")
@@ -115,7 +115,7 @@ def counters_of(record: Record) -> dict[str, dict[str, float]]:
     """Return {rung: {counter: value}} for the measurements without a mask."""
     found = {}
     for name in ladder.RUNGS:
-        values = reasons.counters(record, name)
+        values = reasons.hardware_counters(record, name)
         if "DRAM bytes read" in values:
             values["DRAM bytes"] = values["DRAM bytes read"] + values["DRAM bytes written"]
         found[name] = values
@@ -126,7 +126,7 @@ COUNTERS = {  # {name in the record: (name on the page, divisor, unit, decimals)
     "DRAM bytes": ("HBM, read and written", 1e9, "GB", 1),
     "L2 bytes": ("through the L2 cache", 1e9, "GB", 1),
     "SM cycles": ("million clocks of an SM", 1e6, "", 2),
-    "tensor cores at work, %": ("tensor cores at work", 1, "%", 0),
+    reasons.TENSOR_BUSY: ("tensor cores at work", 1, "%", 0),
     "issue slots used, %": ("issue slots used", 1, "%", 0),
     "stall: long_scoreboard": ("wait for data", 1, "clocks", 1),
     "stall: barrier": ("wait at barriers", 1, "clocks", 1),
@@ -138,7 +138,7 @@ def changed_counters(before: dict[str, float], now: dict[str, float]) -> list[li
 
     Each row is [name, value before, value now, unit, decimals].
     """
-    always = "tensor cores at work, %"
+    always = reasons.TENSOR_BUSY
 
     def change(name: str) -> float:
         return abs(now[name] - before[name]) / max(abs(now[name]), abs(before[name]), 1e-9)
@@ -172,7 +172,7 @@ def limit_sentence(values: dict[str, float] | None) -> str:
     stalls = {name.removeprefix("stall: "): x for name, x in (values or {}).items() if name.startswith("stall: ")}
     if not stalls:
         return ""
-    busy, worst = values["tensor cores at work, %"], max(stalls, key=stalls.get)
+    busy, worst = values[reasons.TENSOR_BUSY], max(stalls, key=stalls.get)
     waited = f"its warps waited most for {STALLS.get(worst, worst)}, {stalls[worst]:.1f} clocks per instruction"
     return f"The tensor cores worked {busy:.0f}% of the time; {waited}."
 

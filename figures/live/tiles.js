@@ -212,7 +212,7 @@ function verdict({ moved, ok, scarce }) {
   const spill = recorded() ? "This tile runs, but when compiled, its registers spill." : "This tile runs, but by our sum, its registers spill.";
   const fine = recorded() ? "This tile fits, and when compiled, nothing spills." : "By our sum, this tile fits.";
   const fits = ok ? fine : scarce === "registers" ? spill : "This tile does not fit, so it cannot run here.";
-  const ratio = moved.standard.requested / moved.fa2.requested;
+  const ratio = moved.standard.requested_bytes / moved.fa2.requested;
   const [more, less] = ratio < 1 ? ["FA2", "standard attention"] : ["Standard attention", "FA2"];
   const most = Math.max(ratio, 1 / ratio);
   const times = most < 1.05 ? "about as many" : `${most.toFixed(most < 10 ? 1 : 0)} times as many`;
@@ -229,9 +229,9 @@ function drawTraffic({ moved, flops }, chip) {
     return e;
   });
   $("traffic").replaceChildren(...rows);
-  const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_per_second)}`);
+  const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_bytes_per_second)}`);
   $("traffic-note").textContent =
-    `An outline shows the bytes that the chip requests, and its fill those that reach DRAM, because L2 does not have them (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
+    `An outline shows the bytes that the chip requests, and its fill those that reach DRAM, because L2 does not have them (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops_per_second)} of the tensor cores.`;
 }
 
 /** Beside the title of a bar, how much is to spare, or by how much it is too much. */

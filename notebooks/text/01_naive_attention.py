@@ -491,8 +491,8 @@ verdict("the meter = the closed form",
 intensity = cost("standard", N=4096, d=128).intensity("dram_bytes")
 verdict("42 FLOPs per byte, a fifth of what the GPU could do",
         [round(intensity), round(intensity / 20.6)] == [42, 2])
-reached = reasons.table_row(load("ladder"), causal=False,
-                            d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
+reached = reasons.forward_row(load("ladder"), causal=False,
+                            d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops_per_second
 verdict("measured: 14%", round(reached, 2) == 0.14)
 price = rates(chips.H200).in_flops()
 rows_from_l2, both_from_dram = 2 * 2 * 64 * price["l2"], 12 * price["dram"]

@@ -47,7 +47,7 @@ from fa2_studio.book.steps import fa1_step
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
-took, moved = reasons.table_row(record, causal=False, d=128), roofline.counted(record, 128)
+took, moved = reasons.forward_row(record, causal=False, d=128), roofline.counted(record, 128)
 lines = [
     f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.2f} ms |"
     for name, rung in rungs.items()
@@ -448,11 +448,11 @@ ms = {
 }
 verdict("FA1 takes 16.3 ms with 64 heads, 11.7 ms with 8", ms == {64: 16.3, 8: 11.7})
 verdict("at full speed, FA1's bytes take 4.6 ms",
-        round(1e3 * moved["r01_fa1"] / chips.H200.hbm_per_second, 1) == 4.6)
+        round(1e3 * moved["r01_fa1"] / chips.H200.hbm_bytes_per_second, 1) == 4.6)
 verdict("the H100 and the H200 have the same room",
         chips.H100.shared_per_sm == chips.H200.shared_per_sm)
 verdict("99% of what FA1 loads and stores reaches DRAM",
-        cost("FA1").dram_bytes > 0.99 * cost("FA1").requested)
+        cost("FA1").dram_bytes > 0.99 * cost("FA1").requested_bytes)
 needed = [(10 * d + 16) / 12 for d in (64, 128)]
 verdict("FA1 needs 55 and 109 keys in a block: at exactly 108, it is a tie",
         [int(x) + 1 for x in needed] == [55, 109] and needed[1] == 108)

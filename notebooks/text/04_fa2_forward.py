@@ -486,7 +486,7 @@ from fa2_lab.records import load
 
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1",
                                  "FA2, 64 × 64": "r03_row_blocks"}
-took, moved = reasons.table_row(record, causal=False, d=128), roofline.counted(record, 128)
+took, moved = reasons.forward_row(record, causal=False, d=128), roofline.counted(record, 128)
 settings = {
     "standard": cost("standard"),
     "FA1": cost("FA1"),
@@ -500,7 +500,7 @@ allowed = {  # TFLOP/s that each unit allows
 }
 table = {
     "FLOPs per requested byte":
-        [f"{asked.intensity('requested'):.0f}" for asked in settings.values()],
+        [f"{asked.intensity('requested_bytes'):.0f}" for asked in settings.values()],
     "FLOPs per byte that reaches DRAM":
         [f"{asked.intensity('dram_bytes'):,.0f}" for asked in settings.values()],
     **{f"{unit}: TFLOP/s": [f"{x[unit]:,.0f}" for x in allowed.values()]
@@ -569,7 +569,7 @@ def seconds(N, d, B_r):
 # Check: run this cell when you have written your function. You do not have to read it.
 def times(words, N, d, B_r):
     one = cost("FA2", N=N, d=d, B_r=B_r, heads=1)
-    return Case(words, (N, d, B_r), (one.flops / TENSOR, one.requested / L2, one.dram_bytes / DRAM))
+    return Case(words, (N, d, B_r), (one.flops / TENSOR, one.requested_bytes / L2, one.dram_bytes / DRAM))
 
 
 check(
@@ -698,11 +698,11 @@ verdict("bytes per score, but for terms in N",
         all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
 few, chip = settings["FA2, 64 × 64"], rates(chips.H200)
 verdict("130 MiB per head, of which 3% reach DRAM",
-        (few.requested >> 26, round(few.dram_bytes / few.requested, 2)) == (130, 0.03))
+        (few.requested_bytes >> 26, round(few.dram_bytes / few.requested_bytes, 2)) == (130, 0.03))
 last = cost("FA2", d=64, B_r=128, B_c=128).limit(chips.H200)[0]
 verdict("128 rows at d = 64: exponentials; room for 122,880 keys",
         (last, chips.H200.l2_bytes // 512) == ("special function units", 122880))
-fed = few.intensity("requested") * chip.l2 / 1e12, few.intensity("dram_bytes") * chip.dram / 1e12
+fed = few.intensity("requested_bytes") * chip.l2 / 1e12, few.intensity("dram_bytes") * chip.dram / 1e12
 verdict("FA2: L2 allows 609 TFLOP/s, DRAM 9,800", (round(fed[0]), round(fed[1], -2)) == (609, 9800))
 
 # %% [markdown] tags=["navigation"]

@@ -563,7 +563,7 @@ times = {
     for name in ("b00_atomics", "b01_two_passes", "fa2_lab")
 }
 verdict("measured: 7.4, 5.1 and 2.1 ms", [round(ms, 1) for ms in times.values()] == [7.4, 5.1, 2.1])
-per_byte = {name: cost(name).intensity("requested") for name in ("FA2", "FA2 backward")}
+per_byte = {name: cost(name).intensity("requested_bytes") for name in ("FA2", "FA2 backward")}
 verdict("a requested byte gets 63 FLOPs forward, 52 backward",
         [round(x) for x in per_byte.values()] == [63, 52])
 allowed = [points[:2] for points in rooflines.data("backward")["points"].values()]

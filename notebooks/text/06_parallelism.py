@@ -186,7 +186,7 @@ costs = {f"B_r = {B_r}": rates.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64)
 for name, cost in costs.items():
     seconds = cost.seconds(chips.H200)
     cores, l2 = (1e6 * seconds[unit] for unit in ("tensor cores", "L2"))
-    moved = f"{cost.requested / 1e6:.0f} MB requested"
+    moved = f"{cost.requested_bytes / 1e6:.0f} MB requested"
     print(f"{name}: {cost.workers} workers, {moved}; tensor cores {cores:.0f} µs, L2 {l2:.0f} µs")
 
 # %% tags=["hide-input"]

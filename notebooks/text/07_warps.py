@@ -399,18 +399,18 @@ for W in (1, 4):
             close(split_q_tile(q, k, v, W), by_queries))
     verdict(f"split_k_tile = warps.split_k, warps: {W}",
             close(split_k_tile(q, k, v, W)[0], by_keys))
-kib = [round(warps.tile_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split_q", "split_k")]
+kib = [round(warps.access_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split_q", "split_k")]
 verdict("192 KiB against 718", kib == [192, 718])
 verdict("the kernels are farther apart than the model says", slow / fast > high)
 N, d, B = 8192, 64, 128  # the table of changes
-tiling, size = Tiling(N, N, B, B), io_model.sizes(Tiling(N, N, B, B), d)
+tiling, size = Tiling(N, N, B, B), io_model.tensor_sizes(Tiling(N, N, B, B), d)
 standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).dram_bytes
                       for name in ("standard", "FA1", "FA2"))
 work = [time_model.fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
 tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
 busy = [grid.schedule(launch(32, tiling), chips.H200.SMs).utilisation
         for launch in (grid.fa1_grid, grid.fa2_grid)]
-shared = [warps.tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
+shared = [warps.access_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]
 kept = size["O"] + size["L"]
 factors = [N / (d + 2), standard / one, one / two, work[0] / work[1],
            (size["l"] + size["m"]) / size["L"]]

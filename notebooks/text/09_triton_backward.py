@@ -388,14 +388,14 @@ one = rates.cost("FA2 backward")
 # bytes: in and out, heads, column blocks, dQ in fp32
 dQ_moved = 2 * 64 * (4096 // 64) * 4096 * 128 * 4
 # the second pass requests K and V as often as the first Q and dO
-two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - dQ_moved))
+two = replace(one, flops=one.flops * 7 // 5, requested_bytes=2 * (one.requested_bytes - dQ_moved))
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 bounds = {}
 for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "two passes", two)):
     bounds[name] = cores, l2 = [1e3 * cost.seconds(chips.H200)[unit]
                                 for unit in ("tensor cores", "L2")]
     print(f"{name[:3]}, {words}: tensor cores at least {cores:.2f} ms, L2 at least {l2:.2f} ms "
-          f"({cost.requested / 1e9:.1f} GB)")
+          f"({cost.requested_bytes / 1e9:.1f} GB)")
     took = times[name][0]
     print(f"     measured {took:.1f} ms, {took / max(cores, l2):.1f} times the larger bound")
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
@@ -629,7 +629,7 @@ verdict("the bounds: 1.41 times as long; the tensor cores would put one pass fir
         round(ratio, 2) == 1.41
         and bounds["b00_atomics"][0] < bounds["b01_two_passes"][0])
 # dQ in only
-stored = replace(one, requested=one.requested - dQ_moved // 2).seconds(chips.H200)["L2"]
+stored = replace(one, requested_bytes=one.requested_bytes - dQ_moved // 2).seconds(chips.H200)["L2"]
 verdict("with 8 bytes instead of 12, L2 would need 1.85 ms", round(1e3 * stored, 2) == 1.85)
 verdict("2.7 and 2.6 times the bounds",
         [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])

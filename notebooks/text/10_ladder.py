@@ -62,7 +62,7 @@ full, causal, few = (
 )
 # without a pause between calls
 steady = next(row for row in record.sustained if not row.problem["causal"])
-counts = {name: reasons.counters(record, name) for name in ladder.RUNGS}
+counts = {name: reasons.hardware_counters(record, name) for name in ladder.RUNGS}
 
 
 def pair(number):
@@ -79,7 +79,7 @@ def answer(name, mask=False, d=128):  # to an experiment: a rung launched in ano
 
 
 def held(number, mask=False, what="programs"):
-    return reasons.facts()[ladder.find(number), mask, 128][what]
+    return reasons.compiled_rungs()[ladder.find(number), mask, 128][what]
 
 
 def count(number, what):
@@ -357,7 +357,7 @@ for stages in (1, 3):
 # ## Why does rung 10 gain less than predicted?
 
 # %% tags=["hide-input"]
-predicted = reasons.predicted(*pair("10"), causal=False, d=128)
+predicted = reasons.predicted_speedup(*pair("10"), causal=False, d=128)
 print(f"rung 10 over rung 09: predicted × {predicted:.2f}, measured × {factor('10', full):.2f}\n")
 page("09", "10")
 
@@ -602,7 +602,7 @@ for number, moved in counted.items():
     print(f"{number}{64 * moved / 1e9:18.2f}{dram(number):17.2f}{rate:10.0f}")
 for heads, row in ((64, full), (8, few)):
     old, new = (ladder.find(n) for n in ("02", "03"))
-    predicted = reasons.predicted(old, new, causal=False, d=128, heads=heads)
+    predicted = reasons.predicted_speedup(old, new, causal=False, d=128, heads=heads)
     print(f"rung 03 over 02, {heads:2} heads: predicted × {predicted:.1f}, measured × "
           f"{row.ratio(new, old):.1f}")
 
@@ -973,7 +973,7 @@ Markdown("\n".join([*fold, *experiments.table(record), "", "</details>"]))
 verdict("rungs 09 to 11: more than 1.5 times as fast; predicted 1.66; barrier stalls rise, "
         "then fall to a third",
         full.ratio(*pair("10")[::-1]) * factor("11", full) > 1.5
-        and round(reasons.predicted(*pair("10"), causal=False, d=128), 2) == 1.66
+        and round(reasons.predicted_speedup(*pair("10"), causal=False, d=128), 2) == 1.66
         and count("10", "stall: barrier") > 2 * count("09", "stall: barrier")
         and count("11", "stall: barrier") < 0.34 * count("10", "stall: barrier"))
 verdict("rung 09 waits most for data, and no unit is at its limit",
@@ -1009,7 +1009,7 @@ verdict("rungs 00 to 02: DRAM moves what the formula requests; rung 03: a small 
         and dram("03") < 64 * counted["03"] / 20e9)
 verdict("rung 01 is much slower than rung 00; rung 03 gains most", factor("01", full) < 0.5
         and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"))
-lacks = [factor("03", row) / reasons.predicted(*pair("03"), causal=False, d=128, heads=n)
+lacks = [factor("03", row) / reasons.predicted_speedup(*pair("03"), causal=False, d=128, heads=n)
          for n, row in ((64, full), (8, few))]
 verdict("with 64 heads the model misses the cost of DRAM, with 8 it is right to within a fifth",
         lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2)

@@ -71,7 +71,7 @@ from fa2_studio.book.verdicts import verdict
 
 # %%
 def clocks(chip, d, B_r=64, B_c=128):  # of the matmuls, of the exponentials
-    return 4 * B_r * B_c * d // chip.tensor_per_clock, B_r * B_c // chip.exp_per_clock
+    return 4 * B_r * B_c * d // chip.tensor_flops_per_clock, B_r * B_c // chip.exp_per_clock
 
 
 for chip in (chips.A100, chips.H100):

@@ -183,7 +183,7 @@ show("sm_budget")
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
 # one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]
 # blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(one_head)]
-# for name, ran in (("early", grid.static_schedule(one_head, 132)), ("late", grid.schedule(blocks, 132))):
+# for name, ran in (("early", grid.static_schedule(blocks, 132)), ("late", grid.schedule(blocks, 132))):
 #     print(f"fetched {name}: {ran.makespan / (sum(one_head) / 132):.2f} of an even share")
 # for heads in (", one head", ""):
 #     idea = "forward", f"the next ticket drawn late{heads}"
@@ -901,7 +901,7 @@ for peer in ("FlashAttention-3", "cuDNN", "fa2_lab portable"):
     mean = np.prod(found) ** (1 / len(found))
     print(f"{peer:17} geometric mean {mean:.2f}, from {min(found):.2f} to {max(found):.2f}")
 best = max(row.rate("fa2_lab") for row in rows)
-peak, gemm = chips.H200.tensor_flops / 1e12, paper.ceilings["GEMM TFLOP/s"]
+peak, gemm = chips.H200.tensor_flops_per_second / 1e12, paper.ceilings["GEMM TFLOP/s"]
 print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a "
       "large matmul")
 

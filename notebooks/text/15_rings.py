@@ -174,7 +174,7 @@ quarters = [32] * 4
 tiles = model.tiles_per_step(quarters, "contiguous", causal=True, B_r=4, B_c=4)
 for rank, counts in enumerate(tiles):
     print(f"rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}  = {counts.sum()} tiles")
-print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
+print(f"share of the time in which the ranks work: {model.busy_fraction(tiles):.0%}")
 
 # %% [markdown]
 # Rank 0 works in only one of the four steps, because the keys of all other ranks are in its future. Rank 3 works all
@@ -289,7 +289,8 @@ def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction
 
 
 three = chips.A100, chips.H100, chips.RTX_4090
-speeds = {chip.name: (chip.tensor_flops / 2, chip.link_per_second) for chip in three}
+speeds = {chip.name: (chip.tensor_flops_per_second / 2, chip.link_bytes_per_second)
+          for chip in three}
 speeds["H200, as recorded"] = ring_speed.reached(load("ring"))
 print("                    TFLOP/s   link, GB/s   rows in a shard, at least")
 for name, (flops, link) in speeds.items():
@@ -445,7 +446,8 @@ speed = {n: dict(curve) for n, curve in ring_speed.data()["curves"].items()}
 verdict("faster from 32,768 tokens on, and nearly 4 times at 131,072",
         min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)
 flops, link = speeds["H200, as recorded"]
-least = smallest(flops, link) / smallest(chips.H200.tensor_flops / 2, chips.H200.link_per_second)
+chip = chips.H200
+least = smallest(flops, link) / smallest(chip.tensor_flops_per_second / 2, chip.link_bytes_per_second)
 reached = round(link / 1e9), round(flops / 1e12), round(least)
 verdict("131 of 450 GB/s and 708 TFLOP/s need 5 times as many rows", reached == (131, 708, 5))
 short = {r.direction: r.values["4 GPUs"][0] for r in load("ring").rows if r.problem["N_q"] == 8192}

@@ -88,7 +88,7 @@ def here(*arrays):  # to torch, with a batch dimension
 def dense(N, heads=32, d=128):
     tensor, others = 2 * heads * N * N, 4 * 2 * heads * N * d
     alone = cost("FA2", N=N, d=d, heads=heads, B_r=128, B_c=128, causal=True).limit(chips.H200)[1]
-    return tensor, others, 1e3 * tensor / 2 / chips.H200.hbm_per_second, 1e3 * alone
+    return tensor, others, 1e3 * tensor / 2 / chips.H200.hbm_bytes_per_second, 1e3 * alone
 
 
 print("     N   bias tensor   Q, K, V, O   to read half of it    attention itself")
@@ -787,7 +787,7 @@ for case, longer in with_alibi().items():
 # ```python
 # old, new = chips.H200, chips.B200
 # exponentials = new.SMs * new.clock_hz / (old.SMs * old.clock_hz)  # 16 per clock and SM
-# flops = new.tensor_flops / old.tensor_flops
+# flops = new.tensor_flops_per_second / old.tensor_flops_per_second
 # print(f"FLOPs × {flops:.2f}, exponentials × {exponentials:.2f}")
 # ```
 #
@@ -808,7 +808,7 @@ names = "tensor cores", "exponentials", "FP32 units", "shared memory"
 
 def clocks(chip, d, readers):  # of a tile of 128 × 128
     units = tile_clocks(chip, 128, 128, d)
-    shared = warps.tile_bytes("split_q", 128, 128, d, readers) / chip.shared_per_clock
+    shared = warps.access_bytes("split_q", 128, 128, d, readers) / chip.shared_bytes_per_clock
     return dict(zip(names, (units.tensor, units.exp, units.fp32, shared), strict=True))
 
 
@@ -830,7 +830,7 @@ for d in (64, 128):
 
 # %%
 units = clocks(chips.B200, 128, 1)
-copied = 2 * 128 * 128 * 2 / chips.B200.shared_per_clock  # K and V of a tile
+copied = 2 * 128 * 128 * 2 / chips.B200.shared_bytes_per_clock  # K and V of a tile
 units["shared memory"] -= copied / 2
 print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 
@@ -893,7 +893,7 @@ def with_share(d, f, instructions=9):
     moved = f * 128 * 128
     units["exponentials"] -= moved / chips.B200.exp_per_clock
     units["FP32 units"] += moved * instructions / chips.B200.fp32_per_clock
-    units["shared memory"] -= 128 * d * 2 / chips.B200.shared_per_clock  # half of a copy
+    units["shared memory"] -= 128 * d * 2 / chips.B200.shared_bytes_per_clock  # half of a copy
     return units
 
 
@@ -1081,7 +1081,7 @@ verdict("at d = 64, the distance costs 15 to 19% and the column 5 to 12%; at d =
     round(min(at[64]), 2) == low and round(max(at[64]), 2) == high and max(at[128]) < max(at[64])
     for at, low, high in ((longer["distance"], 1.15, 1.19), (longer["column"], 1.05, 1.12))))
 verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does",
-        chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
+        chips.B200.tensor_flops_per_clock / chips.B200.exp_per_clock == 512)
 verdict(
     "an H200's shared memory takes the clocks that tile_clocks counts",
     clocks(chips.H200, 128, 2)["shared memory"]

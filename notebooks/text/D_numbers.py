@@ -179,7 +179,7 @@ def errors(O):
 #   published.
 
 # %%
-print(getsource(rounding.outputs))
+print(getsource(rounding.rounded_outputs))
 S, V_rows, dO = rounding.repeated_maxima()
 m = S.max(1, keepdims=True)
 
@@ -267,9 +267,9 @@ show("rounding_bias")
 # multiple of m. The paper makes this change only in rows with a repeated maximum.
 #
 # ```python
-# want = rounding.truth(S, V_rows)
+# want = rounding.exact_outputs(S, V_rows)
 # for name, at in {"m": m, "m + log 2": m + np.log(2), "m + 0.3": m + 0.3, "2m": 2 * m}.items():
-#     error = (dO * (rounding.outputs(S, V_rows, at, sum_bits=8) - want)).sum(1)
+#     error = (dO * (rounding.rounded_outputs(S, V_rows, at, sum_bits=8) - want)).sum(1)
 #     chance = rms(error) * np.sqrt(len(error))
 #     print(f"{name:10} sum of the errors of D: {error.sum():5.2f}, by chance about {chance:.1f}")
 # ```
@@ -470,14 +470,14 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max()
 
 # %%
 print(getsource(rounding.e4m3))
-print(getsource(rounding.scaled))
+print(getsource(rounding.scaled_e4m3))
 
 # %% tags=["hide-input"]
 def fp8(Q, K, V, rows, turn=None):  # P has a fixed scale, since its largest number is 1
     q, k = (Q, K) if turn is None else (Q @ turn, K @ turn)
-    S = rounding.scaled(q, rows) @ rounding.scaled(k, rows).T / np.sqrt(Q.shape[1])
+    S = rounding.scaled_e4m3(q, rows) @ rounding.scaled_e4m3(k, rows).T / np.sqrt(Q.shape[1])
     E = np.exp(S - S.max(1, keepdims=True))
-    return rounding.e4m3(256 * E) / 256 @ rounding.scaled(V, rows) / E.sum(1, keepdims=True)
+    return rounding.e4m3(256 * E) / 256 @ rounding.scaled_e4m3(V, rows) / E.sum(1, keepdims=True)
 
 
 def rms_of(share, rows, turn=None, draws=4):  # error of O, over several draws
@@ -684,11 +684,11 @@ check(
 # %% tags=["hide-input"]
 nearer = abs(ours - truth).max() < abs(plain - truth).max()
 verdict("the loop is closer to the exact result than standard attention", nearer)
-want = rounding.truth(S, V_rows)
+want = rounding.exact_outputs(S, V_rows)
 sums = {}
 for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8),
                        ("fp32", m, 24)):
-    error = (dO * (rounding.outputs(S, V_rows, at, bits) - want)).sum(1)
+    error = (dO * (rounding.rounded_outputs(S, V_rows, at, bits) - want)).sum(1)
     sums[name] = error.sum() / (rms(error) * np.sqrt(len(error)))
 verdict("with sums in bf16, the errors of D add up", sums["bf16"] > 10 and sums["half"] > 10)
 verdict("with 2m or sums in fp32, they do not", max(abs(sums["2m"]), abs(sums["fp32"])) < 3)
@@ -701,7 +701,8 @@ rotated, blocks = (of_fp8[name][1] / of_fp8["one scale"][1]
 verdict("with outliers, the rotation helps, and a scale for each block hardly helps",
         rotated < 0.8 < blocks)
 Q8, K8, _ = rounding.with_outliers()
-worst = abs(rounding.scaled(Q8, 1024) @ rounding.scaled(K8, 1024).T - Q8 @ K8.T).max() / np.sqrt(64)
+rounded_Q8, rounded_K8 = (rounding.scaled_e4m3(X, 1024) for X in (Q8, K8))
+worst = abs(rounded_Q8 @ rounded_K8.T - Q8 @ K8.T).max() / np.sqrt(64)
 verdict("some scores in FP8 are wrong by more than 1", worst > 1)
 in_one, in_64 = (abs(in_parts(n) - products.sum(1, dtype=np.float64)).mean() for n in (1, 64))
 verdict("64 parts are more exact than one", in_64 < in_one)

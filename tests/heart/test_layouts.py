@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from fa2_lab.machine.layouts import Mma, Shared, parse
+from fa2_lab.machine.layouts import MmaLayout, SharedLayout, parse
 
 MMA = "#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 8]}>"
 WGMMA = MMA.replace("versionMajor = 2", "versionMajor = 3").replace("[16, 8]", "[16, 64, 16]")
@@ -16,13 +16,13 @@ NVMMA = "#shared = #ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = fal
 
 
 def test_layout_attributes_are_parsed():
-    assert parse(MMA) == Mma(2, (4, 1), (16, 8))
-    assert parse(WGMMA) == Mma(3, (4, 1), (16, 64))
-    assert parse(SWIZZLED) == Shared(8, 1, 8)
+    assert parse(MMA) == MmaLayout(2, (4, 1), (16, 8))
+    assert parse(WGMMA) == MmaLayout(3, (4, 1), (16, 64))
+    assert parse(SWIZZLED) == SharedLayout(8, 1, 8)
     assert parse(SWIZZLED.replace("[1, 0]", "[0, 1]")).transposed
-    assert parse(NVMMA) == Shared(8, 1, 8, block=64)
+    assert parse(NVMMA) == SharedLayout(8, 1, 8, block=64)
     narrow = NVMMA.replace("false", "true").replace("128", "32").replace("BitWidth = 16", "BitWidth = 8")
-    assert parse(narrow) == Shared(16, 4, 2, 32, True)
+    assert parse(narrow) == SharedLayout(16, 4, 2, 32, True)
 
 
 @pytest.mark.parametrize("text", ["#blocked", "#ttg.blocked<{order = [1, 0]}>", MMA.replace("Major = 2", "Major = 5")])
@@ -30,17 +30,17 @@ def test_unsupported_layouts_are_refused(text):
     with pytest.raises(ValueError, match=r"^layout: got (#blocked|blocked|nvidia_mma); it takes"):
         parse(text)
     with pytest.raises(ValueError, match=r"^shape: got \(8, 32\); it takes rows of whole"):
-        Shared(8, 1, 8).offsets((8, 32))
+        SharedLayout(8, 1, 8).offsets((8, 32))
 
 
 LAYOUTS = [
-    (Mma(2, (4, 1), (16, 8)), (128, 64)),
-    (Mma(2, (2, 2), (16, 8)), (64, 64)),
-    (Mma(2, (8, 1), (16, 8)), (128, 128)),
-    (Mma(3, (4, 1), (16, 64)), (128, 64)),
-    (Mma(3, (4, 1), (16, 64)), (64, 128)),
-    (Mma(3, (4, 2), (16, 32)), (64, 128)),
-    (Mma(3, (8, 1), (16, 128)), (256, 128)),
+    (MmaLayout(2, (4, 1), (16, 8)), (128, 64)),
+    (MmaLayout(2, (2, 2), (16, 8)), (64, 64)),
+    (MmaLayout(2, (8, 1), (16, 8)), (128, 128)),
+    (MmaLayout(3, (4, 1), (16, 64)), (128, 64)),
+    (MmaLayout(3, (4, 1), (16, 64)), (64, 128)),
+    (MmaLayout(3, (4, 2), (16, 32)), (64, 128)),
+    (MmaLayout(3, (8, 1), (16, 128)), (256, 128)),
 ]
 
 
@@ -75,7 +75,7 @@ def spread(bases: list[list[int]]) -> np.ndarray:
     return np.array([np.bitwise_xor.reduce(np.where(b[:, None], bases, 0), axis=0) for b in bits]) if bases else bits
 
 
-def gluon(mma: Mma, shape: tuple[int, int]) -> str:
+def gluon(mma: MmaLayout, shape: tuple[int, int]) -> str:
     """Return Gluon's source code for a layout and a shape."""
     instruction = [*mma.instruction, 16][: mma.version]
     return f"(gl.NVMMADistributedLayout([{mma.version}, 0], {list(mma.warps)}, {instruction}), {list(shape)})"
@@ -97,13 +97,13 @@ def test_register_layout_equals_tritons():
 def test_shared_memory_layout_equals_tritons():
     pytest.importorskip("triton")
     cases = {
-        "(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]), [64, 128])": (Shared(8, 1, 8), (64, 128)),
-        "(gl.SwizzledSharedLayout(8, 2, 4, [1, 0]), [16, 32])": (Shared(8, 2, 4), (16, 32)),
-        "(gl.SwizzledSharedLayout(8, 1, 8, [0, 1]), [64, 16])": (Shared(8, 1, 8, transposed=True), (64, 16)),
-        "(gl.NVMMASharedLayout(128, 16, 2), [64, 64])": (Shared(8, 1, 8, 64), (64, 64)),
-        "(gl.NVMMASharedLayout(128, 16, 2), [64, 128])": (Shared(8, 1, 8, 64), (64, 128)),
-        "(gl.NVMMASharedLayout(64, 16, 2), [64, 64])": (Shared(8, 2, 4, 32), (64, 64)),
-        "(gl.NVMMASharedLayout(128, 16, 2, transposed=True), [128, 64])": (Shared(8, 1, 8, 64, True), (128, 64)),
+        "(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]), [64, 128])": (SharedLayout(8, 1, 8), (64, 128)),
+        "(gl.SwizzledSharedLayout(8, 2, 4, [1, 0]), [16, 32])": (SharedLayout(8, 2, 4), (16, 32)),
+        "(gl.SwizzledSharedLayout(8, 1, 8, [0, 1]), [64, 16])": (SharedLayout(8, 1, 8, transposed=True), (64, 16)),
+        "(gl.NVMMASharedLayout(128, 16, 2), [64, 64])": (SharedLayout(8, 1, 8, 64), (64, 64)),
+        "(gl.NVMMASharedLayout(128, 16, 2), [64, 128])": (SharedLayout(8, 1, 8, 64), (64, 128)),
+        "(gl.NVMMASharedLayout(64, 16, 2), [64, 64])": (SharedLayout(8, 2, 4, 32), (64, 64)),
+        "(gl.NVMMASharedLayout(128, 16, 2, transposed=True), [128, 64])": (SharedLayout(8, 1, 8, 64, True), (128, 64)),
     }
     for (layout, shape), (bases,) in zip(cases.values(), triton_bases(f"[{', '.join(cases)}]"), strict=True):
         assert np.array_equal(layout.offsets(shape)[tuple(spread(bases).T)], np.arange(shape[0] * shape[1])), layout

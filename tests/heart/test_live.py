@@ -198,15 +198,15 @@ def test_live_playground_equals_the_machine_models():
             cases.append((chip, dict(N=int(rng.integers(1, 3000)), d=d, heads=heads, **powers, **more)))
     given = [("plan", dict(chip=facts(chip), settings=settings)) for chip, settings in cases]
     for (chip, s), plan in zip(cases, ask(given), strict=True):
-        fit = budget.fits(chip, s["B_r"], s["B_c"], s["d"], s["stages"], s["warps"])
+        fit = budget.fit(chip, s["B_r"], s["B_c"], s["d"], s["stages"], s["warps"])
         assert (plan["ok"], plan["scarce"], plan["shared"]) == (fit.ok, fit.limit, fit.shared_bytes)
         assert (plan["registers"], plan["perSM"]) == (fit.registers, fit.blocks_per_sm)
         tiling = Tiling(s["N"], s["N"], s["B_r"], s["B_c"], CAUSAL if s["causal"] else NO_MASK)
         sizes = {name: s[name] for name in ("N", "d", "B_r", "B_c", "heads", "causal")}
         costs = {name.lower(): cost(name, chip=chip, **sizes) for name in ("standard", "FA1", "FA2")}
-        moved = {name: dict(requested=c.requested, dram=c.dram_bytes) for name, c in costs.items()}
+        moved = {name: dict(requested=c.requested_bytes, dram=c.dram_bytes) for name, c in costs.items()}
         assert plan["moved"] == moved
-        assert moved[plan["winner"]]["requested"] == min(c.requested for c in costs.values())
+        assert moved[plan["winner"]]["requested"] == min(c.requested_bytes for c in costs.values())
         assert plan["programs"] == s["heads"] * tiling.T_r
         assert plan["flops"] == s["heads"] * 4 * io_model.scores_visited(tiling) * s["d"]
         if plan["slots"]:

@@ -28,40 +28,42 @@ AROUND = dict(zip(CHIPS, A_H + SMALL, strict=True))
 @each
 def test_chip_rates_equal_the_datasheets(chip):
     """Within 2%: the L40S sheet's two tensor figures differ by 1.2%; from Hopper on FP32 has a higher clock."""
-    assert chip.SMs * chip.clock_hz * chip.tensor_per_clock == pytest.approx(chip.tensor_flops, rel=0.02)
+    assert chip.SMs * chip.clock_hz * chip.tensor_flops_per_clock == pytest.approx(
+        chip.tensor_flops_per_second, rel=0.02
+    )
     fp32_clock = 1980e6 if chip.compute_capability in ((9, 0), (10, 0)) else chip.clock_hz
-    assert chip.SMs * fp32_clock * 2 * chip.fp32_per_clock == pytest.approx(chip.fp32_flops, rel=0.005)
+    assert chip.SMs * fp32_clock * 2 * chip.fp32_per_clock == pytest.approx(chip.fp32_flops_per_second, rel=0.005)
 
 
 @each
 def test_sm_limits_are_consistent(chip):
     assert chip.warps_per_sm * 32 == chip.threads_per_sm
     assert chip.shared_per_sm - chip.shared_per_block == KiB  # the KiB that the system keeps of each block
-    assert chip.registers_per_sm == 65536 and chip.shared_per_clock == 32 * 4
+    assert chip.registers_per_sm == 65536 and chip.shared_bytes_per_clock == 32 * 4
     L1, pins, rate, link = AROUND[chip.name]
-    assert chip.shared_per_sm == (L1 - 28) * KiB and chip.link_per_second == link * 1e9
-    assert chip.hbm_per_second == pytest.approx(pins * rate / 8 * 1e9, rel=0.001)
+    assert chip.shared_per_sm == (L1 - 28) * KiB and chip.link_bytes_per_second == link * 1e9
+    assert chip.hbm_bytes_per_second == pytest.approx(pins * rate / 8 * 1e9, rel=0.001)
 
 
 def test_matmul_flops_per_exponential():
     """16 is the price of an FP32 FLOP; an exponential costs 128 matmul FLOPs on A100 and 256 on H100."""
-    fp32 = {chip: chip.tensor_per_clock / (2 * chip.fp32_per_clock) for chip in CHIPS.values()}
-    exp = {chip: chip.tensor_per_clock / chip.exp_per_clock for chip in CHIPS.values()}
+    fp32 = {chip: chip.tensor_flops_per_clock / (2 * chip.fp32_per_clock) for chip in CHIPS.values()}
+    exp = {chip: chip.tensor_flops_per_clock / chip.exp_per_clock for chip in CHIPS.values()}
     assert fp32[A100] == fp32[H100] == 16 and (exp[A100], exp[H100]) == (128, 256)
     assert exp[RTX_3090] == exp[RTX_4090] == 32  # their tensor cores are the slow part
-    assert L40S.tensor_per_clock == 2 * RTX_4090.tensor_per_clock  # a professional card of the same die
+    assert L40S.tensor_flops_per_clock == 2 * RTX_4090.tensor_flops_per_clock  # a professional card of the same die
 
 
 def test_h200_is_an_h100_with_other_memory():
     differ = {f.name for f in fields(chips.Chip) if getattr(H100, f.name) != getattr(H200, f.name)}
-    assert differ == {"name", "hbm_bytes", "hbm_per_second", "l2_bytes"}
+    assert differ == {"name", "hbm_bytes", "hbm_bytes_per_second", "l2_bytes"}
 
 
 def test_chips_are_found_by_name_and_have_plausible_bandwidth():
-    assert chips.named("H200") is H200 and chips.named("NVIDIA A100-SXM4-80GB") is A100
+    assert chips.find("H200") is H200 and chips.find("NVIDIA A100-SXM4-80GB") is A100
     for record in map(load, ("paper", "h100")):
         copied = record.ceilings["copy TB/s"] * 1e12
-        assert 0.88 < copied / chips.named(record.machine["gpu"]).hbm_per_second < 0.95
+        assert 0.88 < copied / chips.find(record.machine["gpu"]).hbm_bytes_per_second < 0.95
 
 
 # Time -----------------------------------------------------------------------------------------------------------
@@ -114,8 +116,8 @@ def test_dram_traffic_model_agrees_with_hardware_counters(method):
 
 def test_arithmetic_intensity_equals_the_chapters_numbers():
     standard = rates.cost("standard")
-    assert [round(standard.intensity(place)) for place in ("dram_bytes", "requested")] == [42, 28]  # 01, 04
-    assert [round(rates.cost("FA2", B_r=B, B_c=B).intensity("requested")) for B in (64, 128)] == [63, 124]  # 04
+    assert [round(standard.intensity(place)) for place in ("dram_bytes", "requested_bytes")] == [42, 28]  # 01, 04
+    assert [round(rates.cost("FA2", B_r=B, B_c=B).intensity("requested_bytes")) for B in (64, 128)] == [63, 124]  # 04
     assert rates.cost("FA2").intensity("dram_bytes") == pytest.approx(2048, rel=0.01)
     one, eight = (rates.cost("decode", N_q=rows).intensity("dram_bytes") for rows in (1, 8))
     assert (round(one, 1), round(eight)) == (1.0, 8)  # 14: a row does one FLOP for each byte
@@ -129,8 +131,8 @@ def test_fma_counts_as_two_flops_and_one_instruction():
     assert price["fp32"] == pytest.approx(32, rel=0.01)  # an instruction: a multiply-add
     for chip in chips.CHIPS.values():
         price = rates.rates(chip).in_flops()
-        assert price["dram"] == chip.tensor_flops / chip.hbm_per_second
-        assert price["exp"] == pytest.approx(chip.tensor_per_clock / chip.exp_per_clock, rel=0.02)
+        assert price["dram"] == chip.tensor_flops_per_second / chip.hbm_bytes_per_second
+        assert price["exp"] == pytest.approx(chip.tensor_flops_per_clock / chip.exp_per_clock, rel=0.02)
     assert rates.measured_rates(A100) == {} and rates.rates(A100).l2 == 5120 * A100.clock_hz  # measured on others
     assert time_model.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
     assert rates.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
@@ -163,11 +165,11 @@ def test_traffic_bytes_equal_elements_times_width():
         ("standard", "backward", passed_on),
     ):
         form = io_model.traffic(algorithm, way, tiling, 8)
-        assert io_model.in_bytes(algorithm, form) == form.each(
+        assert io_model.in_bytes(algorithm, form) == form.map_counts(
             lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2)
         )
-    assert io_model.at_most(1, moved, io_model.sizes(tiling, 8)).loads == {
-        t: io_model.sizes(tiling, 8)[t] for t in moved.loads
+    assert io_model.limit_passes(moved, 1, io_model.tensor_sizes(tiling, 8)).loads == {
+        t: io_model.tensor_sizes(tiling, 8)[t] for t in moved.loads
     }
 
 
@@ -179,7 +181,7 @@ TILE = dict(B_r=64, B_c=64, d=64)
 WARPS = dict(W=[0, 2.0], i=[2], tiling=[Tiling(8, 9, 4, 4), 4], Q=[np.zeros(8)], tau=[-1.0])
 
 CALLS = [  # a call, good arguments, and wrong ones for each
-    (budget.fits, dict(chip=H100, **TILE, stages=2, warps=4, itemsize=2, kernel="forward"),
+    (budget.fit, dict(chip=H100, **TILE, stages=2, warps=4, itemsize=2, kernel="forward"),
      dict(chip=["H100"], B_r=[0], B_c=[64.0], d=[-1], stages=[0], warps=[33], itemsize=[0], kernel=["sideways"])),
     (grid.waves, dict(blocks=4, slots=4), dict(blocks=[0], slots=[1.5])),
     (grid.schedule, dict(blocks=[grid.BlockWork(0, None, 1)], SMs=1, blocks_per_sm=1),
@@ -188,17 +190,17 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (grid.fa2_grid, dict(heads=1, tiling=TILING), dict(tiling=[(8, 8)], direction=["sideways"], order=["random"])),
     (io_model.tile_operations, dict(algorithm="fa2", direction="forward", b=4, c=4, d=4), dict(b=[0], d=[2.0])),
     *[(io_model.traffic, dict(algorithm=algorithm, direction=direction, tiling=TILING, d=4),
-       dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io_model.FORMS],
+       dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io_model.TRAFFIC_FORMULAS],
     (time_model.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
     (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
     *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
     (splits.Shares, dict(tiles=(1,), programs=1, min_share=1), dict(tiles=[(), (1, -1)], programs=[0], min_share=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
-    (splits.read_seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, alone=1.0, bandwidth=1.0),
-     dict(alone=[0.0])),
+    (splits.read_seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, lone_rate=1.0, bandwidth=1.0),
+     dict(lone_rate=[0.0])),
     (ring.bytes_sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16),
      dict(direction=["sideways"])),
-    (chips.named, dict(name="H200"), dict(name=["V100", 90])),
+    (chips.find, dict(name="H200"), dict(name=["V100", 90])),
     (rates.cost, dict(method="FA2"), dict(method=["FA3"])),
 ]  # fmt: skip
 

@@ -97,5 +97,5 @@ def test_dq_writers_equal_the_backward_owners(tiling):
 
 
 def test_static_schedule_equals_hand_computed_times():
-    ran = grid.static_schedule([4, 1, 3, 1], SMs=2)
+    ran = grid.static_schedule([grid.BlockWork(0, n, cost) for n, cost in enumerate((4, 1, 3, 1))], SMs=2)
     assert [(p.SM, p.start, p.end) for p in ran.placements] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]

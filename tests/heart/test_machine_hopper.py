@@ -46,7 +46,7 @@ def test_shared_unit_time_is_divided_between_its_users(manner, ends):
     block.start("copy", 20, "nobody waits for it")
     block.run({"a": actor(10), "b": actor(2, 2, 2)})
     assert [job.ended for job in block.jobs] == [*ends, 20]
-    assert block.busy("tensor") == ends[-1] / 20
+    assert block.busy_fraction("tensor") == ends[-1] / 20
 
 
 # Warpgroups of the Hopper kernels -----------------------------------------------------------------------------
@@ -58,4 +58,4 @@ def test_warpgroup_timeline_equals_hand_computed_clocks(ahead, clocks):
     block = Block()
     block.run({"0": overlap_timeline.warpgroup(block, 16, 512, 500, ahead)})
     assert max(job.ended for job in block.jobs) == clocks
-    assert block.busy("tensor") == pytest.approx(16 * 2 * 512 / clocks)
+    assert block.busy_fraction("tensor") == pytest.approx(16 * 2 * 512 / clocks)

@@ -8,9 +8,9 @@ from fa2_lab.machine import reasons
 from fa2_lab.machine.ladder_model import (
     Rung,
     clocks_per_tile,
+    l2_bytes_per_tile,
     makespan,
     predicted_clocks,
-    tile_bytes,
     tiles_per_program,
     unit_clocks,
 )
@@ -28,8 +28,8 @@ def rung(number):
 def test_ladder_model_units_equal_hand_computed_clocks():
     of = unit_clocks(rung(3))
     assert (of["tensor"], of["issue"], of["exp"]) == (4 * 64 * 64 * 128 / 4096, 688, 8 * 38)
-    assert of["path"] == pytest.approx(32768 / 29.5) and tile_bytes(rung(3)) == 32768
-    assert tile_bytes(rung(3)._replace(number=1)) == 16384 + 2 * 4 * 64 * (128 + 2)  # Q, and O, ℓ and m twice
+    assert of["path"] == pytest.approx(32768 / 29.5) and l2_bytes_per_tile(rung(3)) == 32768
+    assert l2_bytes_per_tile(rung(3)._replace(number=1)) == 16384 + 2 * 4 * 64 * (128 + 2)  # Q, and O, ℓ and m twice
     assert unit_clocks(rung(3)._replace(number=10)).keys() == {"tensor", "issue", "exp"}  # copied ahead
 
 
@@ -70,11 +70,13 @@ def test_rung_00_is_bound_by_hbm():
 def test_predicted_clocks_are_within_10_percent_of_the_counted_ones(number):
     name = ladder.find(f"{number}")
     said = predicted_clocks(reasons.model_input(name, FULL, 128), heads=64)
-    assert said == pytest.approx(reasons.counters(load("ladder"), name)["SM cycles"], rel=0.1)
+    assert said == pytest.approx(reasons.hardware_counters(load("ladder"), name)["SM cycles"], rel=0.1)
     assert predicted_clocks(rung(7), 64, causal=CAUSAL) < 0.6 * predicted_clocks(rung(7), 64)  # it skips tiles
     before = ladder.find("00")
     for d in (64, 128):
-        assert reasons.predicted(before, name, FULL, d) == reasons.predicted(before, name, FULL, d, heads=8192 // d)
+        assert reasons.predicted_speedup(before, name, FULL, d) == reasons.predicted_speedup(
+            before, name, FULL, d, heads=8192 // d
+        )
 
 
 # The reasons ------------------------------------------------------------------------------------------------------
@@ -91,13 +93,13 @@ def test_ladder_counters_belong_to_the_shape_of_the_table():
     at_128 = next(
         x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
     )
-    assert reasons.counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
+    assert reasons.hardware_counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
     assert reasons.max_speedup(record, name, 64) != reasons.max_speedup(record, name, 128)
     assert all(1 < reasons.clock_and_power(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
 
 
 def test_prediction_misses_if_off_by_more_than_10_percent():
-    assert not reasons.Step(1.00, 1.09).misses and reasons.Step(1.00, 1.11).misses
-    assert not reasons.Step(1.00, 0.91).misses and reasons.Step(1.00, 0.89).misses
-    assert [reasons.Step(1.50, x, at_most=True).misses for x in (1.01, 1.60, 1.70)] == [False, False, True]
-    assert not reasons.Step(None, 1.5).misses and reasons.Step(1.5, 1.2, at_most=True).prediction == "≤ 1.50"
+    assert not reasons.RungGain(1.00, 1.09).misses and reasons.RungGain(1.00, 1.11).misses
+    assert not reasons.RungGain(1.00, 0.91).misses and reasons.RungGain(1.00, 0.89).misses
+    assert [reasons.RungGain(1.50, x, at_most=True).misses for x in (1.01, 1.60, 1.70)] == [False, False, True]
+    assert not reasons.RungGain(None, 1.5).misses and reasons.RungGain(1.5, 1.2, at_most=True).prediction == "≤ 1.50"

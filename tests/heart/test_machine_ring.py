@@ -34,7 +34,7 @@ def test_ring_ranks_together_visit_the_tiles_of_one_device(layout, causal):
 
 def test_zigzag_balances_causal_work_and_contiguous_does_not():
     even, uneven = (ring.tiles_per_step([32] * 4, layout, True, 4, 4) for layout in shards.LAYOUTS)
-    assert (even == even[0]).all() and ring.balance(even) == 1
+    assert (even == even[0]).all() and ring.busy_fraction(even) == 1
     assert even[0].tolist() == [36, 32, 32, 32] and uneven[1].tolist() == [36, 64, 0, 0]  # its own, then rank 0's
-    assert uneven.sum(axis=1).tolist() == [36, 100, 164, 228] and ring.balance(uneven) == pytest.approx(528 / 912)
-    assert ring.balance(ring.tiles_per_step([32] * 4, "contiguous", False, 4, 4)) == 1
+    assert uneven.sum(axis=1).tolist() == [36, 100, 164, 228] and ring.busy_fraction(uneven) == pytest.approx(528 / 912)
+    assert ring.busy_fraction(ring.tiles_per_step([32] * 4, "contiguous", False, 4, 4)) == 1

@@ -22,7 +22,7 @@ def test_e4m3_rounding_equals_torch():
 @pytest.mark.parametrize("rows", [8, 32])
 def test_block_scaling_maps_the_largest_value_to_the_format_maximum(rows):
     X = np.random.default_rng(1).standard_normal((32, 4)) * np.repeat([1.0, 1e-6, 1e6, 3.0], 8)[:, None]
-    found = rounding.scaled(X, rows)
+    found = rounding.scaled_e4m3(X, rows)
     for begin in range(0, 32, rows):
         block, got = X[begin : begin + rows], found[begin : begin + rows]
         assert np.isclose(abs(got).max(), abs(block).max(), rtol=1e-12)
@@ -40,8 +40,8 @@ def test_rotation_preserves_scores_and_spreads_an_outlier():
 def of_D(sum_bits, at=lambda m: m):
     """Return the sum of D's errors divided by its standard deviation if their signs were random."""
     S, V, dO = rounding.repeated_maxima()
-    found = rounding.outputs(S, V, at(S.max(1, keepdims=True)), sum_bits)
-    errors = (dO * (found - rounding.truth(S, V))).sum(1)
+    found = rounding.rounded_outputs(S, V, at(S.max(1, keepdims=True)), sum_bits)
+    errors = (dO * (found - rounding.exact_outputs(S, V))).sum(1)
     return errors.sum() / np.sqrt((errors**2).sum())
 
 

@@ -28,20 +28,20 @@ def test_shares_equal_a_walk_through_all_tiles(tiles, programs, least):
     shares = Shares(tiles, programs, least)
     found = tiles_by_unit(tiles, shares.share)
     spans = {(w, head): list(range(a, b)) for w in range(programs) for head, a, b in shares.spans(w)}
-    assert spans == found and shares.busy == 1 + max(w for w, _ in found)
+    assert spans == found and shares.busy_programs == 1 + max(w for w, _ in found)
     for head in range(len(tiles)):
         assert list(shares.readers(head)) == [w for w, h in found if h == head]
     slots = [shares.part_index(w, head) for w, head in found]
     assert len(set(slots)) == len(slots) and max(slots) < shares.scratch_parts
     assert [block.cost for block in shares.blocks()] == [
-        sum(1 for t in range(shares.work) if t // shares.share == w) for w in range(shares.busy)
+        sum(1 for t in range(shares.work) if t // shares.share == w) for w in range(shares.busy_programs)
     ]
 
 
 def test_split_model_equals_the_expected_splits_on_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
     shares = Shares((2048,) * 8, 396, min_share(4, 128, 32, 2))
-    assert (shares.min_share, shares.share, shares.busy) == (1, 42, 391)
+    assert (shares.min_share, shares.share, shares.busy_programs) == (1, 42, 391)
     assert [block.cost for block in splits.same_splits((5, 1, 0), 3)] == [3, 3, 2, 2, 1]  # none without a tile
     one_each = grid.schedule(splits.same_splits((2048,) * 8, 1), 396)
     assert one_each.makespan == 2049 and grid.schedule(shares.blocks(), 396).makespan == 42
@@ -72,6 +72,6 @@ def test_min_share_equals_hand_computed_values():
 
 def test_decode_time_model_is_bound_by_bandwidth():
     size, tiles = 268435456, (2048,) * 8  # bytes of the keys and values, in tiles of 16 KiB
-    shared, alone = (splits.read_seconds(tiles, 16384, n, 396, alone=40e9, bandwidth=4.32e12) for n in (396, 1))
+    shared, alone = (splits.read_seconds(tiles, 16384, n, 396, lone_rate=40e9, bandwidth=4.32e12) for n in (396, 1))
     assert size / 4.32e12 < shared < 1.05 * size / 4.32e12
     assert alone == pytest.approx((8 * 2048 + 8) * 16384 / 40e9)  # every tile, and one to begin each head

@@ -53,7 +53,7 @@ def test_warp_scheme_counts_equal_the_closed_form(scheme, sizes):
         counted[op, tensor] += n
     counted["write", "Q"] -= b * d  # once for the block, before its first tile
     assert +counted == Counter({key: tiles * n for key, n in tile_accesses(scheme, b, c, d, W).items()})
-    assert run.shared.waits.total() == tiles * warps.BARRIERS[scheme]
+    assert run.shared.barrier_counts.total() == tiles * warps.BARRIERS[scheme]
 
 
 def test_warp_scheme_counts_of_one_tile_equal_hand_computed_values():
@@ -65,8 +65,8 @@ def test_warp_scheme_counts_of_one_tile_equal_hand_computed_values():
     assert [k.counts[2, "read", name] for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
     assert [k.counts[2, "write", name] for name in ("max", "sum", "PV")] == [8, 8, 32]
     assert [k.counts[2, "read", name] for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
-    assert warps.tile_bytes("split_k", 8, 8, 4, 4) == 2 * (64 + 128 + 64) + 4 * (32 + 128 + 32 + 32 + 128 + 128)
-    assert set(k.waits) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
+    assert warps.access_bytes("split_k", 8, 8, 4, 4) == 2 * (64 + 128 + 64) + 4 * (32 + 128 + 32 + 32 + 128 + 128)
+    assert set(k.barrier_counts) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
 
 
 @both
@@ -80,7 +80,7 @@ def test_removing_any_barrier_causes_a_race(scheme, monkeypatch):
         monkeypatch.setattr(SharedMemory, "barrier", lambda *a: None if next(count) == left_out else real(*a))
         return warps.SCHEMES[scheme](Q, K, V, Tiling(4, 8, 4, 4), 0, 2)
 
-    total = run(None).shared.waits.total()
+    total = run(None).shared.barrier_counts.total()
     for left_out in range(total - (scheme == "split_q")):
         with pytest.raises(RaceError):
             run(left_out)

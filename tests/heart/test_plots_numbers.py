@@ -128,7 +128,7 @@ def test_strips_figure_equals_compiled_and_counted_numbers(after):
         copies = sorted(job[3:] for job in panel["jobs"] if job[0] == "copy")
         assert all(end <= begun + 1e-6 for (_, end), (begun, _) in itertools.pairwise(copies))
         assert panel["counted"] == pytest.approx(
-            reasons.counters(load("ladder"), ladder.find(str(panel["number"])))[CORES]
+            reasons.hardware_counters(load("ladder"), ladder.find(str(panel["number"])))[CORES]
         )
 
 
@@ -172,10 +172,10 @@ def test_speed_figures_equal_flops_over_recorded_time():
         return asked.flops / asked.limit(chips.H200)[1] / 1e12
 
     seen, asked = roofline.data("FA2"), rates.cost("FA2")
-    assert seen["points"]["FA2"] == (asked.intensity("requested"), pytest.approx(rate(asked)), "L2")
+    assert seen["points"]["FA2"] == (asked.intensity("requested_bytes"), pytest.approx(rate(asked)), "L2")
     seen, asked = roofline.data("standard"), rates.cost("standard")
     assert seen["points"]["standard"] == (asked.intensity("dram_bytes"), pytest.approx(rate(asked)), "DRAM")
-    assert seen["roofs"][0].bytes == chips.H200.hbm_per_second / 1e12
+    assert seen["roofs"][0].bytes == chips.H200.hbm_bytes_per_second / 1e12
     assert all(data("roofline")["points"][name][1] == rate_of[name] for name in data("roofline")["points"])
 
 

@@ -1,6 +1,7 @@
 """The ladder, hardware counters, the search for sizes and the ring, as far as they go without a GPU."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_ncu_counters_are_summed_and_shares_weighted_by_cycles():
 
 
 @pytest.mark.parametrize("kernel, wanted", [("forward", [0]), ("dq", [1]), ("dkdv", [2, 3])])
-def test_tune_searches_the_named_kernel(kernel, wanted):
+def test_tune_searches_the_named_kernel(kernel, wanted, monkeypatch):
     """One kernel with sizes of its own gives O, or dQ, or dK and dV."""
     tensors = WHERE.tensors(grad=True, device=DEVICE)
     O = dense.plain(WHERE)(*tensors[:3])
@@ -123,6 +124,10 @@ def test_tune_searches_the_named_kernel(kernel, wanted):
     assert max(problem.relative_distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
     assert tune.is_right(make(blocks), found)
     assert not tune.is_right(make(blocks), [1.03 * x for x in found]), "the search takes what computes the same alone"
+    chip = SimpleNamespace(shared_memory_per_block_optin=227 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert len(tune.candidate_configs(kernel, blocks)) > 20
 
 
 # The ring -----------------------------------------------------------------------------------------------------

@@ -69,10 +69,10 @@ NUMBERS = {
     14: Mask(causal=True).interval(row=0, N_q=2, N_k=6)[1],
     15: io_model.tiles_per_row(Tiling(4096, 4096, 64, 64, Mask(causal=True, window=(255, 0))))[40],
     16: PRODUCTS / 1e9,
-    17: 1e3 * PRODUCTS / A100.tensor_flops,
+    17: 1e3 * PRODUCTS / A100.tensor_flops_per_second,
     18: io_model.operations("fa2", "forward", Tiling(1024, 1024, 128, 64, Mask()), 64)["exp"],
-    19: A100.tensor_per_clock / A100.exp_per_clock,
-    20: A100.tensor_per_clock / A100.exp_per_clock / (matmul("forward") / 1024**2),
+    19: A100.tensor_flops_per_clock / A100.exp_per_clock,
+    20: A100.tensor_flops_per_clock / A100.exp_per_clock / (matmul("forward") / 1024**2),
     21: grid.waves(BLOCKS, A100.SMs),
     22: grid.efficiency(BLOCKS, A100.SMs),
     23: grid.efficiency(64, A100.SMs),
@@ -84,7 +84,7 @@ NUMBERS = {
     29: matmul("backward") / matmul("forward"),
     30: moved(io_model.fa2_backward, PLAIN, "dQ"),
     31: len(grid.dq_writers(CAUSAL)[-1]),
-    32: A100.tensor_flops / A100.hbm_per_second,
+    32: A100.tensor_flops_per_second / A100.hbm_bytes_per_second,
 }
 
 

@@ -159,7 +159,7 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
     for case in runs.ran:
         cut = case.tiling
         ops = io_model.operations("fa2", "backward", cut, case.d)
-        other = io_model.not_matmul(ops) + 2 * io_model.scores_visited(cut)
+        other = io_model.other_operations(ops) + 2 * io_model.scores_visited(cut)
         products = "Each visited tile needs five products, namely s, dp, and one per gradient."
         limits = {
             "matmul FLOPs": (ops["matmul"], ops["matmul"], products),

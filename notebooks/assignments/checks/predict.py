@@ -150,7 +150,7 @@ def check_fits(report: Report, kernel: str, function, shapes, hint: str) -> None
     """The same for a program of the forward, or of the backward's first pass."""
     for (chip, blocks, d), warps in product(shapes, (*WARPS, 16)):
         where = f"{chip.name}, tiles of {blocks[0]} × {blocks[1]}, d = {d}, {warps} warps, 2 stages"
-        want = budget.fits(chip, *blocks, d, 2, warps, kernel=kernel)
+        want = budget.fit(chip, *blocks, d, 2, warps, kernel=kernel)
         with report.check(where, hint):
             got = parts("(shared, registers, fits)", call(function, chip, *blocks, d, 2, warps), 3)
             compare("shared memory in bytes", got[0], want.shared_bytes, where)
@@ -178,7 +178,7 @@ def wrong_blocks(chip, got: tuple, N: int, d: int, causal: bool) -> str:
     """What is wrong with a choice, without naming the right one; of equals, the largest B_c is right."""
     if got not in product(SIZES, SIZES):
         return f"each of the two must be {SIZES[0]} or {SIZES[1]}"
-    fitting = [b for b in product(SIZES, SIZES) if any(budget.fits(chip, *b, d, 2, warps).ok for warps in WARPS)]
+    fitting = [b for b in product(SIZES, SIZES) if any(budget.fit(chip, *b, d, 2, warps).ok for warps in WARPS)]
     if got not in fitting:
         return f"it does not fit on {chip.name}"
     moved = {b: bytes_moved(tiling(N, b, causal), d) for b in fitting}

@@ -219,7 +219,7 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
         ops, rows = io_model.operations("fa2", "forward", cut, case.d), case.N_q * case.d
         exponentials, other = (
             ops["exp"] + io_model.rows_visited(cut),
-            io_model.not_matmul(ops) + io_model.scores_visited(cut) + rows,
+            io_model.other_operations(ops) + io_model.scores_visited(cut) + rows,
         )
         limits = {
             "matmul FLOPs": (
