@@ -26,7 +26,7 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
         "ALiBi": np.where(hidden, -np.inf, -distance),
         f"window and first {first}": np.where(sees, 0, -np.inf),
         "a tree of drafts": np.where(tree, 0, -np.inf),
-        "buckets of distance": np.where(hidden, -np.inf, -np.minimum(bucket(distance), 4 + 2)),
+        "buckets of distance": np.where(hidden, -np.inf, -np.minimum(bucket_of(distance), 4 + 2)),
     }
     functions = tuple(f.format(left=left, first=first) for f in FUNCTIONS)
     return dict(surfaces=surfaces, parents=PARENTS, context=context, functions=functions)
@@ -37,7 +37,7 @@ def ancestor_line(node: int) -> list[int]:
     return [] if node < 0 else [node, *ancestor_line(PARENTS[node])]
 
 
-def bucket(distance: np.ndarray) -> np.ndarray:
+def bucket_of(distance: np.ndarray) -> np.ndarray:
     """Return the bucket of each distance.
 
     Each distance from 0 to 3 has its own bucket. The other buckets are for distances 4 to 7, 8 to 15, and 16 or more.
@@ -64,17 +64,17 @@ def draw(
         " the score. Hatched scores get −∞, and so do the scores of all keys after the query. The drafts come after"
         f" {context} tokens that all of them see, and each draft also sees its own ancestors."
     )
-    rows = 2 if style.narrow() else 1
-    figure, axes = style.new_figure(4.9 if style.narrow() else 2.2, caption, nrows=rows, ncols=4 // rows)
+    rows = 2 if style.is_narrow() else 1
+    figure, axes = style.new_figure(4.9 if style.is_narrow() else 2.2, caption, nrows=rows, ncols=4 // rows)
     for ax, (name, surface), function in zip(np.ravel(axes), surfaces.items(), functions, strict=True):
         ax.set_title(name)
-        _surface(ax, surface, cell=len(surface) < 20)
+        _draw_surface(ax, surface, cell_lines=len(surface) < 20)
         height, width = surface.shape
-        first = ax in (axes[:, 0] if style.narrow() else axes[:1])
+        first = ax in (axes[:, 0] if style.is_narrow() else axes[:1])
         look = dict(
             ylabel="← queries" if first else "", xlabel=f"keys →\n\n{function}", aspect=width / height
         )  # a square
-        style.bare(ax, (-0.02 * width, 1.02 * width), (-0.02 * height, 1.02 * height), **look)
+        style.strip_axes(ax, (-0.02 * width, 1.02 * width), (-0.02 * height, 1.02 * height), **look)
         ax.xaxis.label.set_fontsize(style.SMALL)
     tree = "; ".join(f"{n} after {p}" for n, p in enumerate(parents) if p >= 0)
     formula_list = "; ".join(f"{name}: {' '.join(f.split())}" for name, f in zip(surfaces, functions, strict=True))
@@ -88,7 +88,7 @@ def draw(
     return figure, alt
 
 
-def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
+def _draw_surface(ax: style.Axes, surface: np.ndarray, cell_lines: bool) -> None:
     """Draw one bar for each run of equal values in a row of `surface`. Masked scores are hatched."""
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
@@ -104,6 +104,6 @@ def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
             style.bars(ax, runs, style.tint(style.hue("S"), 0.98 - 0.83 * value / lowest))
     height, width = surface.shape
     style.box(ax, 0, 0, width, height, fill="none", edgecolor=style.QUIET)
-    if cell:
+    if cell_lines:
         for n in range(1, height):
             ax.plot([0, width], [n, n], color=style.PAPER, linewidth=0.6)

@@ -89,9 +89,9 @@ def draw(words: list[str], P: np.ndarray) -> style.Drawn:
             side = float(np.sqrt(row[j]))
             look = dict(linewidth=2.2) if (i, j) in strong else dict(linewidth=0.5)
             style.box(ax, j - side / 2, i - side / 2, side, side, fill=style.hue("P"), **look)
-    for i, j in strong if not style.narrow() else ():
+    for i, j in strong if not style.is_narrow() else ():
         style.note(ax, n - 0.2, i, f"after {words[i]}: {words[j]}")
-    style.bare(ax, (-0.6, n - 0.4), (-0.6, n - 0.4), aspect="equal", ylabel="← queries")
+    style.strip_axes(ax, (-0.6, n - 0.4), (-0.6, n - 0.4), aspect="equal", ylabel="← queries")
     ax.set_xticks(range(n), words, rotation=90)
     ax.set_yticks(range(n), words)
     ax.xaxis.tick_top()

@@ -24,8 +24,8 @@ NODES = {
 }
 EDGES = "Q S, K S, S P, dO dP, V dP, dP dS, P dS, P dV, dS dK, dS dQ"
 # {computed tensor: the loaded tensor that it also needs}, drawn as a small box above the tensor's box
-AGAIN = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}
-HIGH = 0.32
+ALSO_NEEDED = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}
+BOX_HEIGHT = 0.32
 
 
 @style.picture
@@ -33,24 +33,25 @@ def draw() -> style.Drawn:
     """Draw the loaded tensors at the top, the values computed on chip below them, and the results at the bottom."""
     caption = "The backward pass runs five matmuls per tile, and one of them recomputes S, which was not kept. Boxes"
     caption += " without a fill are recomputed. L comes from the forward pass, and D is rowsum(dO ∘ O)."
-    figure, ax = style.new_figure(4.6 if style.narrow() else 3.3, caption)
+    figure, ax = style.new_figure(4.6 if style.is_narrow() else 3.3, caption)
     for name, (x, y, w, label, kind) in NODES.items():
-        words = label.replace(" = ", " =\n") if style.narrow() else label
-        _box(ax, x, y, w, HIGH, name, words, again=kind == "again")
+        words = label.replace(" = ", " =\n") if style.is_narrow() else label
+        _draw_tensor(ax, x, y, w, BOX_HEIGHT, name, words, recomputed=kind == "again")
     for start, end in (edge.split() for edge in EDGES.split(", ")):
-        _edge(ax, start, end)
-    for name, tensor in AGAIN.items():
+        _draw_edge(ax, start, end)
+    for name, tensor in ALSO_NEEDED.items():
         x, y, w, *_ = NODES[name]
-        _box(ax, x if name == "dK" else x + w - 0.36, y - 0.26, 0.36, 0.26, tensor, tensor)
+        _draw_tensor(ax, x if name == "dK" else x + w - 0.36, y - 0.26, 0.36, 0.26, tensor, tensor)
     style.note(ax, 1.58, 1.62, "recomputed", color=style.QUIET)
     places = {-0.13: "from HBM", 3.22: "to HBM"}
-    if not style.narrow():
+    if not style.is_narrow():
         places = {
-            NODES[name][1] + HIGH / 2: words for name, words in (("Q", "from HBM"), ("S", "on chip"), ("dV", "to HBM"))
+            NODES[name][1] + BOX_HEIGHT / 2: words
+            for name, words in (("Q", "from HBM"), ("S", "on chip"), ("dV", "to HBM"))
         }
     for y, words in places.items():
-        style.note(ax, 0 if style.narrow() else 5.72, y, words, color=style.QUIET)
-    style.bare(ax, (-0.02, 5.64 if style.narrow() else 6.5), (-0.2, 3.3))
+        style.note(ax, 0 if style.is_narrow() else 5.72, y, words, color=style.QUIET)
+    style.strip_axes(ax, (-0.02, 5.64 if style.is_narrow() else 6.5), (-0.2, 3.3))
     alt = (
         "A graph from top to bottom: Q, K, V, dO, L and D are loaded; S and P are computed again from Q, K and L; dP"
         " and dS follow on chip; dV, dK and dQ come out. That makes 5 matmuls per tile."
@@ -58,21 +59,23 @@ def draw() -> style.Drawn:
     return figure, alt
 
 
-def _edge(ax: style.Axes, start: str, end: str) -> None:
+def _draw_edge(ax: style.Axes, start: str, end: str) -> None:
     """Draw an arrow from the box `start` to the box `end`, which is below `start` or to its right in the same row."""
     x0, y0, w0, _, kind = NODES[start]
     x1, y1, w1, *_ = NODES[end]
     color = style.hue(start) if kind == "loaded" else style.QUIET
     if y0 == y1:
-        style.arrow(ax, (x0 + w0, y0 + HIGH / 2), (x1, y1 + HIGH / 2), color)
+        style.arrow(ax, (x0 + w0, y0 + BOX_HEIGHT / 2), (x1, y1 + BOX_HEIGHT / 2), color)
         return
     x = min(max(x0 + w0 / 2, x1 + 0.15), x1 + w1 - 0.15)
-    style.arrow(ax, (x0 + w0 / 2, y0 + HIGH), (x, y1), color)
+    style.arrow(ax, (x0 + w0 / 2, y0 + BOX_HEIGHT), (x, y1), color)
 
 
-def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """Draw a labelled box for a tensor, without a fill if the tensor is recomputed (`again`)."""
-    if again:
+def _draw_tensor(
+    ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, recomputed: bool = False
+) -> None:
+    """Draw a labelled box for a tensor, without a fill if the tensor is recomputed (`recomputed`)."""
+    if recomputed:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:
         style.tensor_box(ax, x, y, w, h, tensor, label)

@@ -38,12 +38,12 @@ def draw(work: dict[str, float], setting: str) -> style.Drawn:
             if ready > begun + START:
                 ax.plot([begun + START, ready], [y + 0.5, y + 0.5], color=style.QUIET, linewidth=1)
             words = f"{clocks:.1f}" if clocks > 0.045 * most else ""
-            style.box(ax, ready, y + 0.1, clocks, 0.8, words, style.worker(3), linewidth=0.8)
+            style.box(ax, ready, y + 0.1, clocks, 0.8, words, style.worker_color(3), linewidth=0.8)
             style.note(ax, -0.012 * most, y + 0.5, kernel, ha="right")
             launched, free = begun + 0.5, ready + clocks
         ends[name] = free
-        names = (0.22 if style.narrow() else 0.12) * most
-        style.bare(ax, (-names, 1.005 * most), (0, len(work)), xticks=range(0, int(most) + 1, 3))
+        names = (0.22 if style.is_narrow() else 0.12) * most
+        style.strip_axes(ax, (-names, 1.005 * most), (0, len(work)), xticks=range(0, int(most) + 1, 3))
         ax.set_title(f"{name}: ends after {free:.1f} µs")
     axes[-1].set_xlabel("µs →")
     words = "; ".join(f"{name}: {end:.1f} µs" for name, end in ends.items())

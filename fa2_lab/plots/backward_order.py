@@ -51,7 +51,7 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
     """Draw two timelines of a step: one in which each job waits for the previous one, and one in the kernel's order."""
     caption = "In the kernel's order, dQ's matmul overlaps with the next exponentials, and dQ's addition with other"
     caption += " matmuls."
-    window = 6800 if style.narrow() else window  # long enough to include an addition in the first panel
+    window = 6800 if style.is_narrow() else window  # long enough to include an addition in the first panel
     timelines = {}
     for panel in panels:
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]

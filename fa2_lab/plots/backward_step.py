@@ -81,8 +81,8 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
     for unit, row in places.items():
         style.note(ax, -60, row + 0.5, UNITS[unit], ha="right")
     ticks = dict(xticks=range(0, int(end - start) + 1, 1000), xlabel="clocks →")
-    style.bare(
-        ax, (-(0.35 if style.narrow() else 0.2) * (end - start), end - start), (-0.15, len(places) + 0.1), **ticks
+    style.strip_axes(
+        ax, (-(0.35 if style.is_narrow() else 0.2) * (end - start), end - start), (-0.15, len(places) + 0.1), **ticks
     )
     order = [f"{unit}: {tensor} {number}" for c, unit, tensor, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip
@@ -97,7 +97,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 def _draw_job(ax: style.Axes, row: float, span: tuple[float, float], tensor: str, number: int) -> None:
     """Draw one job as a box in the colour of its tensor, labelled with the tensor and the step number."""
     begun, ended = span
-    label = f"{tensor}\n{number}" if style.narrow() else f"{tensor} {number}"
+    label = f"{tensor}\n{number}" if style.is_narrow() else f"{tensor} {number}"
     style.tensor_box(
         ax, begun, row + 0.1, ended - begun, 0.8, tensor, label if ended - begun > 200 else "", linewidth=0.8
     )

@@ -80,45 +80,45 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         d: sum(words not in ("spills", "too large") for words in outcomes.values()) for d, outcomes in verdicts.items()
     }
     (d, most), *smaller_fits = fit.items()
-    ends = f"{most} of {len(sizes) ** 2} block sizes run without spilling at d = {d}" + "".join(
+    summary = f"{most} of {len(sizes) ** 2} block sizes run without spilling at d = {d}" + "".join(
         f", but only {n} at d = {d}" for d, n in smaller_fits
     )
     caption = (
-        f"{ends}. In each cell are the registers per thread that the compiler takes for an {list(limits)[-1]} (at"
+        f"{summary}. In each cell are the registers per thread that the compiler takes for an {list(limits)[-1]} (at"
         f" most 255) and the shared memory (at most {room}). If 255 are not enough, the kernel spills. Forward, 16"
         f" bits, with 4 warps, or 8 if 4 do not fit (4 w, 8 w), and room for {stages} tiles of K and {stages} of V"
         f" (num_stages = {stages} on an H100, {stages + 1} on the others)."
     )
-    figure, axes = style.stacked(4.1 if style.narrow() else 3.4, caption, ncols=len(cells))
+    figure, axes = style.new_stacked_figure(4.1 if style.is_narrow() else 3.4, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes.flat, cells.items(), strict=True):
-        _square(ax, sizes, table, verdicts[d])
+        _draw_grid(ax, sizes, table, verdicts[d])
         ax.set_title(f"d = {d}: {fit[d]} run without spilling")
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell warps, registers of a thread, KiB of shared memory, and where it fits. {ends}."
+        f" cell warps, registers of a thread, KiB of shared memory, and where it fits. {summary}."
     )
     return figure, alt
 
 
 # A dashed edge means that the block size fits on only some chips.
-SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}
-LOOKS = {
-    "fits all": dict(fill=style.worker(3), linewidth=1.4),
+VERDICT_WORDS = {"fits all": "fits", "spills": "spills", "too large": "no room"}
+VERDICT_STYLES = {
+    "fits all": dict(fill=style.worker_color(3), linewidth=1.4),
     "spills": dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET),
     "too large": dict(fill=style.PAPER, edgecolor=style.QUIET, linewidth=0.6),
 }
 
 
-def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> None:
+def _draw_grid(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> None:
     """Draw a cell for each block size, with its verdict, registers and shared memory."""
-    partly = dict(fill=style.worker(3), linewidth=2.2, linestyle=style.DASHED)
+    partly = dict(fill=style.worker_color(3), linewidth=2.2, linestyle=style.DASHED)
     for (B_r, B_c), cell in table.items():
         y, x, outcome = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]
         registers = f", {cell['warps']} w\n{cell['registers']} regs" * (outcome != "too large")
-        words = f"{SAYS.get(outcome, 'fits')}{registers}\n{cell['shared'] // 1024} KiB"
-        style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **LOOKS.get(outcome, partly))
+        words = f"{VERDICT_WORDS.get(outcome, 'fits')}{registers}\n{cell['shared'] // 1024} KiB"
+        style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **VERDICT_STYLES.get(outcome, partly))
     ticks = [n + 0.5 for n in range(len(sizes))]
-    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
-    dashed = sorted({outcome for outcome in verdicts.values() if outcome not in SAYS})
+    style.strip_axes(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
+    dashed = sorted({outcome for outcome in verdicts.values() if outcome not in VERDICT_WORDS})
     notes = [f"dashed edge: fits, but {words.replace('not', 'not on a')}" for words in dashed]
     ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="\n".join(["B_c →", *notes]), ylabel="← B_r")

@@ -19,7 +19,7 @@ def draw(N: int, first: int, rows: int) -> style.Drawn:
     """Draw N keys in HBM, one thread, the TMA unit, and a tile of `rows` rows that begins at row `first`."""
     caption = "One thread orders the copy of a tile, TMA makes it, and missing rows become zeros."
     figure, ax = style.new_figure(2.75, caption)
-    wide, (middle, across), tile = PHONE if style.narrow() else PAGE
+    wide, (middle, across), tile = PHONE if style.is_narrow() else PAGE
     style.note(ax, 0.06, -0.2, "K in HBM", weight="bold")
     listed = ["row 0", "⋮", f"row {first - 1}"] + [f"row {row}" for row in range(first, N)]
     for y, name in enumerate(listed):
@@ -43,7 +43,7 @@ def draw(N: int, first: int, rows: int) -> style.Drawn:
             style.tensor_box(ax, *rectangle, "K", f"row {first + row}", linewidth=0.6)
         else:
             style.box(ax, *rectangle, "0  0  …  0", linewidth=0.6)
-    style.bare(ax, (-0.03, style.width_in_units() - 0.1), (-0.3, top + rows * ROW + 0.05))
+    style.strip_axes(ax, (-0.03, style.width_in_units() - 0.1), (-0.3, top + rows * ROW + 0.05))
     alt = (
         f"On the left is K in HBM, with {N} rows and a frame around rows {first} to {first + rows - 1}, of which {real}"
         " exist. One thread orders these rows, and TMA copies them. On the right is the tile in shared memory. It has"

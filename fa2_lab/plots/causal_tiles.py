@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from fa2_lab.draw_tiles import CAUSAL, Tile, Tiling
 from fa2_lab.plots import style
-from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 
 def data(N: int = 512, B: int = 64) -> dict:
@@ -21,16 +21,16 @@ def draw(tilings: dict[str, Tiling]) -> style.Drawn:
     caption = "Under a causal mask, tiles above the diagonal are skipped, and only those on it need the mask."
     figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):
-        _grid(ax, name, tiling)
-    counted = "; ".join(f"{name}: {_counts(tiling)}" for name, tiling in tilings.items())
+        _draw_tiling(ax, name, tiling)
+    counted = "; ".join(f"{name}: {_format_counts(tiling)}" for name, tiling in tilings.items())
     return figure, f"Grids of tiles under a causal mask whose edge ends in the bottom right corner. {counted}."
 
 
-def _counts(tiling: Tiling) -> str:
+def _format_counts(tiling: Tiling) -> str:
     return ", ".join(f"{tiling.counts()[kind]} {kind.name}" for kind in (Tile.FULL, Tile.DIAGONAL, Tile.SKIP))
 
 
-def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
+def draw_tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
     """Draw a box for each tile, styled by the tile's kind, with the first tile at (start, start).
 
     Return {kind: centres of the boxes of this kind}.
@@ -40,19 +40,19 @@ def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tup
         for j in range(tiling.T_c):
             rows, cols, kind = tiling.rows(i), tiling.cols(j), tiling.kind(i, j)
             x, y, w, h = start + cols.start, start + rows.start, cols.stop - cols.start, rows.stop - rows.start
-            tile(ax, x, y, w, h, kind)
+            draw_tile(ax, x, y, w, h, kind)
             middles[kind].append((x + w / 2, y + h / 2))
     return middles
 
 
-def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> None:
+def draw_tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> None:
     """Draw one tile, styled by its kind. A skipped tile is hatched."""
     hatch = style.MASK_HATCH if kind is Tile.SKIP else None
     style.box(ax, x, y, w, h, fill=FILLS[kind], hatch=hatch, linewidth=0.5, edgecolor=style.QUIET)
 
 
-def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
-    middles = tiles(ax, tiling)
+def _draw_tiling(ax: style.Axes, name: str, tiling: Tiling) -> None:
+    middles = draw_tiles(ax, tiling)
     row = np.arange(-1, tiling.N_q)  # the border between visible and masked scores, where each row's range of keys ends
     ax.plot(tiling.interval(row)[1], row + 1, color=style.INK, linewidth=1.4)
     for kind in (Tile.FULL, Tile.SKIP):
@@ -66,6 +66,6 @@ def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
     words = f"DIAGONAL: {len(middles[Tile.DIAGONAL])}"
     style.arrow(ax, (x - 2.5 * size, y), (x - 0.4 * size, y), black)
     style.note(ax, x - 2.5 * size, y, words, ha="right", color=black, bbox=ground)
-    style.bare(ax, (-4, tiling.N_k + 4), (-4, tiling.N_q + 4), aspect="equal", anchor="N", ylabel="← queries")
+    style.strip_axes(ax, (-4, tiling.N_k + 4), (-4, tiling.N_q + 4), aspect="equal", anchor="N", ylabel="← queries")
     ax.set_title(f"{name}, {tiling.N_q} × {tiling.N_k}")
     ax.set_xlabel("keys →")

@@ -57,7 +57,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         f" a mask, and a dot the speed under a causal mask. The six largest jumps are numbered, with their factors. The"
         f" first one took three changes. An open bar is a change that loses speed without a mask. {setting}."
     )
-    figure, ax = style.new_figure((0.225 if style.narrow() else 0.18) * len(rungs) + 0.35, caption)
+    figure, ax = style.new_figure((0.225 if style.is_narrow() else 0.18) * len(rungs) + 0.35, caption)
     for y, (before, rung) in enumerate(zip([rungs[0], *rungs], rungs, strict=False)):
         fill = style.OURS if rung.number in JUMPS else style.tint(style.INK, 0.2)
         loses = rung.full < LOSES * before.full
@@ -66,7 +66,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         if rung.number in JUMPS:
             factor = rung.full / rungs[y - JUMPS[rung.number][0]].full
             words = f"{list(JUMPS).index(rung.number) + 1}: × {factor:.2f}"
-            beside = style.narrow() and rung.full < 0.55 * full  # if the dot would cover the words
+            beside = style.is_narrow() and rung.full < 0.55 * full  # if the dot would cover the words
             place, ink = (rung.full / full, style.INK) if beside else (0, style.ink_on(fill))
             text = style.note(ax, place + 0.01, y, words, fontweight="bold", color=ink)
             if not beside:
@@ -76,8 +76,8 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     ax.plot([first + 0.03], [0], "o", **dots)
     style.beside(ax, "causal", (first + 0.03, 0), (7, 0))
     ax.axvline(1, color=style.INK, linewidth=1.2, zorder=0)
-    style.bare(ax, (0, 1.06), (-0.6, len(rungs) - 0.4), xticks=[0, 0.25, 0.5, 0.75, 1])
-    ax.set_xticklabels(["0", "25%", "50%", "75%", "FA3" if style.narrow() else name])
+    style.strip_axes(ax, (0, 1.06), (-0.6, len(rungs) - 0.4), xticks=[0, 0.25, 0.5, 0.75, 1])
+    ax.set_xticklabels(["0", "25%", "50%", "75%", "FA3" if style.is_narrow() else name])
     ax.xaxis.tick_top()
     ax.set_yticks(range(len(rungs)), [f"{r.number}  {r.name}" for r in rungs])
     speeds = "; ".join(f"{r.number} {r.name} {r.full:.0f} and {r.causal:.0f}" for r in rungs)

@@ -43,7 +43,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     return dict(loops=loops, end=end, at_once=at_once, setting=setting, measured=speed["05"] / speed["04"])
 
 
-HIGH = 0.62
+ROW_HEIGHT = 0.62
 
 
 @style.picture
@@ -64,24 +64,24 @@ def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: 
         f"rung 05 is {measured:.2f} times as fast as rung 04 on an H200, because a third program then fits on an SM",
     )
     for y, (name, steps) in enumerate(loops.items()):
-        stop = _boxes(ax, y, steps)
+        end_of_loop = _draw_operations(ax, y, steps)
         style.note(ax, 0, y - 0.15, f"{name}, each tile: {total[name]:,.0f} clocks", weight="bold")
-    style.box(ax, stop, 1, total["FA1"] - stop, HIGH, "", linestyle=(0, (2, 1.5)), linewidth=1.2)
-    gone = (total["FA1"] + stop) / 2
-    style.arrow(ax, (gone, HIGH + 0.03), (gone, 0.97), linewidth=1.6)
+    style.box(ax, end_of_loop, 1, total["FA1"] - end_of_loop, ROW_HEIGHT, "", linestyle=(0, (2, 1.5)), linewidth=1.2)
+    gone = (total["FA1"] + end_of_loop) / 2
+    style.arrow(ax, (gone, ROW_HEIGHT + 0.03), (gone, 0.97), linewidth=1.6)
     style.note(ax, gone - 60, 0.85, "not scaled", ha="right")
     last = sum(s.clocks for s in end)
-    _boxes(ax, 2, end)
+    _draw_operations(ax, 2, end)
     style.note(ax, 0, 1.85, f"FA2, once per row block: {last:,.0f} clocks", weight="bold")
-    style.note(ax, last + 40, 2 + HIGH / 2, "the only division")
+    style.note(ax, last + 40, 2 + ROW_HEIGHT / 2, "the only division")
     at_once_counts = sorted({f"{clocks:,.0f}" for clocks in at_once.values()})
     counts = " and ".join(at_once_counts)
     style.note(ax, 0, 2.85, f"FA1 and FA2, if all units work at once: {counts} clocks", weight="bold")
-    style.box(ax, 0, 3, max(at_once.values()), HIGH, "the tensor cores", style.fill("S"))
+    style.box(ax, 0, 3, max(at_once.values()), ROW_HEIGHT, "the tensor cores", style.tensor_fill("S"))
     if len(at_once_counts) == 1:
         style.note(ax, max(at_once.values()) + 40, 3 + HIGH / 2, "nothing is saved")
     ticks = range(0, int(total["FA1"]), 1000)
-    style.bare(ax, (-15, total["FA1"] + 15), (-0.3, 3.7), xticks=ticks, xlabel="clocks →")
+    style.strip_axes(ax, (-15, total["FA1"] + 15), (-0.3, 3.7), xticks=ticks, xlabel="clocks →")
     alt = (
         f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
         f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; this is a dashed, empty"
@@ -91,14 +91,14 @@ def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: 
     return figure, alt
 
 
-def _boxes(ax: style.Axes, y: float, steps: list[Operation]) -> float:
+def _draw_operations(ax: style.Axes, y: float, steps: list[Operation]) -> float:
     x = 0.0
     for step in steps:
-        fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)
+        fill = style.tensor_fill(step.tensor) if step.name else style.hue(step.tensor)
         edge = dict(linewidth=2.4, zorder=3) if step.name == ONLY_FA1 else dict(linewidth=0.8 if step.name else 0)
         slim = step.clocks < 420
-        words = step.name.split()[-1] if slim and style.narrow() and step.name else step.name
+        words = step.name.split()[-1] if slim and style.is_narrow() and step.name else step.name
         words = "\n".join(words.rsplit(" ", 1)) if slim else words
-        style.box(ax, x, y, step.clocks, HIGH, words, fill, **edge)
+        style.box(ax, x, y, step.clocks, ROW_HEIGHT, words, fill, **edge)
         x += step.clocks
     return x

@@ -13,8 +13,8 @@ def data(T: int = 4) -> dict:
     """Return a simulation of one head of T × T tiles on T SMs that start together, with one matmul as the unit of time.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
-    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways in ms, and `made`
-    describes the measurement.
+    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways in ms, and
+    `setting` describes the measurement.
     """
     sm_steps = [(SM, step) for SM in range(T) for step in range(T)]
     second_pass_start = FIRST * T
@@ -25,24 +25,24 @@ def data(T: int = 4) -> dict:
     ]
     atomic_writes = {(i, ONE_PASS * (i + 1)): list(range(T)) for i in range(T)}
     single_writes = {(i, second_pass_start + SECOND * T): [i] for i in range(T)}
-    ways = {
+    variants = {
         "One pass, atomic adds": dict(visits=atomics, writes=atomic_writes),
         "Two passes": dict(visits=columns + rows, writes=single_writes),
     }
     record = load("ladder")
-    row = measured(record)
+    row = find_measurement(record)
     p, ms = row.problem, [row.values[name][0] for name in ("b00_atomics", "b01_two_passes")]
-    made = f"{record.made()}, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}, no mask"
-    return dict(ways=ways, T=T, ms=ms, made=made)
+    setting = f"{record.setting()}, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}, no mask"
+    return dict(variants=variants, T=T, ms=ms, setting=setting)
 
 
-def measured(record: Record) -> Measurement:
+def find_measurement(record: Record) -> Measurement:
     """Return the measurement of the backward rungs of the ladder without a mask."""
     return next(row for row in record.rows if row.direction == "backward" and not row.problem["causal"])
 
 
 @style.picture
-def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> style.Drawn:
+def draw(variants: dict[str, Mapping], T: int, ms: Sequence[float], setting: str) -> style.Drawn:
     """Draw two timelines, one with atomic adds and one with two passes.
 
     Each timeline shows the SMs over time and, below them, the blocks of dQ, with a mark for each write. The length of a
@@ -58,15 +58,15 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
     caption += (
         " A mark is a write of dQ, with its writer. Each way is as long as it was measured, and its matmuls share"
     )
-    caption += f" that time evenly ({made})."
-    figure, axes = style.new_figure(5.4, caption, nrows=len(ways), sharex=True)
+    caption += f" that time evenly ({setting})."
+    figure, axes = style.new_figure(5.4, caption, nrows=len(variants), sharex=True)
     lines = []
-    for ax, (name, way), took in zip(axes, ways.items(), ms, strict=True):
-        end = max(visit[2] for visit in way["visits"])
-        count = sum(map(len, way["writes"].values()))
+    for ax, (name, variant), took in zip(axes, variants.items(), ms, strict=True):
+        end = max(visit[2] for visit in variant["visits"])
+        count = sum(map(len, variant["writes"].values()))
         unit = took / end  # ms per matmul
-        _boxes(ax, way["visits"], unit)
-        _writes(ax, {(i, unit * time): SMs for (i, time), SMs in way["writes"].items()}, T)
+        _draw_tiles(ax, variant["visits"], unit)
+        _draw_writes(ax, {(i, unit * time): SMs for (i, time), SMs in variant["writes"].items()}, T)
         ax.axvline(took, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
         ax.set_yticks([k + 0.5 for k in range(T)] + [T + 0.8 + i for i in range(T)],
                       [f"worker {k + 1}" for k in range(T)] + [f"dQ {i + 1}" for i in range(T)])  # fmt: skip
@@ -84,23 +84,23 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
     return figure, alt
 
 
-def _boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
+def _draw_tiles(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
     """Draw the tiles of an SM that share a label as one box with notches between them. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
     for SM, begun, ended, label in visits:
         spans.setdefault((SM, label), []).extend((unit * begun, unit * ended))
     for (SM, label), times in spans.items():
         begun, ended = min(times), max(times)
-        style.box(ax, begun, SM + 0.06, ended - begun, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
+        style.box(ax, begun, SM + 0.06, ended - begun, 0.88, label, style.worker_color(SM), edgecolor=style.PAPER)
         for top in (0.06, 0.8):
             ax.vlines([*{*times} - {begun, ended}], SM + top, SM + top + 0.14, color=style.PAPER, linewidth=1.2)
 
 
-def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
+def _draw_writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
     """Draw a mark for each write to a block of dQ."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
-        words = f"× {len(SMs)}" if style.narrow() else f"{len(SMs)} at once"
+        words = f"× {len(SMs)}" if style.is_narrow() else f"{len(SMs)} at once"
         label, width = (words, 1.1) if several else (str(SMs[0] + 1), 0.32)
         look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
-        style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, style.fill("dQ"), **look)
+        style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, style.tensor_fill("dQ"), **look)

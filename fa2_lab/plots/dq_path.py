@@ -29,9 +29,9 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
         f" are added to. A dashed edge marks a gradient. This is one head with N = {N:,}, d = {d}."
     )
     figure, ax = style.new_figure(3.3, caption)
-    (left, wide), (L2, across), (HBM, last) = PHONE if style.narrow() else PAGE
+    (left, wide), (L2, across), (HBM, last) = PHONE if style.is_narrow() else PAGE
     names = ["0", "1", "2", "…", f"{columns - 1}"]
-    block, each = "block" if style.narrow() else "column block", additions // columns
+    block, each = "block" if style.is_narrow() else "column block", additions // columns
     for k, name in enumerate(names):
         y = k * PITCH + 0.21
         if name == "…":
@@ -40,29 +40,29 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
             continue
         style.tensor_box(ax, left, y - 0.21, wide, 0.42, "dQ", f"{block} {name}")
         style.arrow(ax, (left + wide + 0.05, y), (L2 - 0.04, y), linewidth=5, mutation_scale=16)
-        words = f"{each} ×" if style.narrow() else f"{each} additions"
+        words = f"{each} ×" if style.is_narrow() else f"{each} additions"
         style.note(ax, (left + wide + L2) / 2 - 0.05, y - 0.17, words, ha="center")
     high = (len(names) - 1) * PITCH + 0.42
-    sums = f"sums\nin fp32,\n{amount(sizes['sums'])}"
+    sums = f"sums\nin fp32,\n{format_size(sizes['sums'])}"
     style.tensor_box(ax, L2, 0, across, high, "dQ", sums, linewidth=2)
     style.arrow(ax, (L2 + across + 0.05, high / 2), (HBM - 0.04, high / 2), linewidth=1.4, mutation_scale=10)
-    style.tensor_box(ax, HBM, high / 2 - 0.55, last, 1.1, "dQ", f"dQ\nin 16 bits,\n{amount(sizes['dQ'])}")
+    style.tensor_box(ax, HBM, high / 2 - 0.55, last, 1.1, "dQ", f"dQ\nin 16 bits,\n{format_size(sizes['dQ'])}")
     style.note(ax, (L2 + across + HBM) / 2, high / 2 - 0.2, "once", ha="center", weight="bold")
     for x, name in ((left, "SMs"), (L2, "L2"), (HBM, "HBM")):
         style.note(ax, x, -0.16, name, weight="bold")
     moved = additions * sizes["part"] // 2**20
-    words = f"{additions:,} additions of {amount(sizes['part'])}: {moved:,} MiB"
+    words = f"{additions:,} additions of {format_size(sizes['part'])}: {moved:,} MiB"
     style.note(ax, left, high + 0.2, words, weight="bold")
-    style.note(ax, HBM + last, high + 0.2, f"once: {amount(sizes['dQ'])}", weight="bold", ha="right")
-    style.bare(ax, (-0.03, style.width_in_units() - 0.1), (-0.3, high + 0.35))
+    style.note(ax, HBM + last, high + 0.2, f"once: {format_size(sizes['dQ'])}", weight="bold", ha="right")
+    style.strip_axes(ax, (-0.03, style.width_in_units() - 0.1), (-0.3, high + 0.35))
     alt = (
         f"From left to right: {columns} column blocks in the SMs send thick arrows into one box, the sums in L2"
-        f" ({amount(sizes['sums'])} in fp32). These are {additions:,} additions of {amount(sizes['part'])} each. One"
-        f" thin arrow leads from L2 to dQ in HBM ({amount(sizes['dQ'])} in 16 bits), once."
+        f" ({format_size(sizes['sums'])} in fp32). These are {additions:,} additions of {format_size(sizes['part'])}"
+        f" each. One thin arrow leads from L2 to dQ in HBM ({format_size(sizes['dQ'])} in 16 bits), once."
     )
     return figure, alt
 
 
-def amount(size: int) -> str:
+def format_size(size: int) -> str:
     """Format a size in bytes as KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

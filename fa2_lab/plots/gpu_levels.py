@@ -20,14 +20,11 @@ def data(name: str = "H200") -> dict:
     return dict(chip=chip.name, levels=levels)
 
 
-STEP = 0.5
-
-
 @style.picture
 def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
     """Draw the levels as nested boxes. The first line of each box is the level's name and description."""
     caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
-    line = 0.62 if style.narrow() else 0.36
+    line = 0.62 if style.is_narrow() else 0.36
     figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} The numbers are those of an {chip}.")
     wide, high = style.width_in_units() - 0.12, (line + 0.08) * len(levels)
     for n, (name, has) in enumerate(levels):
@@ -36,9 +33,9 @@ def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
         style.box(ax, *place, fill=style.tint(style.INK, 0.04 + 0.05 * n), linewidth=0.9)
         y, x = n * line + 0.2, inset + 0.1
         style.note(ax, x, y, name, weight="bold")
-        if style.narrow():
+        if style.is_narrow():
             style.note(ax, x, y + 0.1, textwrap.fill(has, 46 - 2 * n), va="top")
         else:
             style.note(ax, 1.15 + 0.09 * len(levels), y, has)
-    style.bare(ax, (-0.02, style.width_in_units() - 0.1), (-0.02, high + 0.06))
+    style.strip_axes(ax, (-0.02, style.width_in_units() - 0.1), (-0.02, high + 0.06))
     return figure, f"Boxes in each other, from the outside in: {'; '.join(f'{name}: {has}' for name, has in levels)}."

@@ -11,23 +11,23 @@ from fa2_lab.tiles import Tiling
 def data(N: int = 1024, d: int = 64) -> dict:
     """Return the traffic of one head's forward pass, in two-byte elements, for a range of on-chip memory sizes M."""
     sizes = [2**k for k in range(12, 19)]
-    moved = {M: elements("fa1", N, *fa1.block_sizes(M, d), d) for M in sizes}
+    moved = {M: count_elements("fa1", N, *fa1.block_sizes(M, d), d) for M in sizes}
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
-    standard = elements("standard", N, *fa1.block_sizes(2**15, d), d)
-    return dict(N=N, d=d, moved=moved, standard=standard, least=4 * N * d, memories=memories)
+    standard = count_elements("standard", N, *fa1.block_sizes(2**15, d), d)
+    return dict(N=N, d=d, moved=moved, standard=standard, minimum=4 * N * d, memories=memories)
 
 
-def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
+def count_elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
     """Return how many elements the method `name` loads and stores in the forward pass of one head."""
     return io_model.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
 @style.picture
-def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memories: dict[str, int]) -> style.Drawn:
+def draw(N: int, d: int, moved: dict[int, int], standard: int, minimum: int, memories: dict[str, int]) -> style.Drawn:
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `least` is the number needed to move each of Q, K, V and O once. These two numbers do not depend on M.
+    `minimum` is the number needed to move each of Q, K, V and O once. These two numbers do not depend on M.
     `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]
@@ -41,38 +41,41 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     )
     sizes = list(moved)
     ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
-    sizes_shown = sizes[::2] if style.narrow() else sizes
+    sizes_shown = sizes[::2] if style.is_narrow() else sizes
     first = enough * 1024 // 2
     ax.plot(first, moved[first], "o", color=style.OURS, markersize=9)
     for M in {*sizes_shown, first}:
-        words = f"FA1: {millions(moved[M])}" if M == sizes[0] else millions(moved[M])
+        words = f"FA1: {format_millions(moved[M])}" if M == sizes[0] else format_millions(moved[M])
         look = dict(weight="bold", color=style.OURS) if M == first else {}
         style.beside(ax, words, (M, moved[M]), (6, 8), **look)
-    levels = {f"standard attention: {millions(standard)}": standard, f"Q, K, V, O once: {millions(least)}": least}
+    levels = {
+        f"standard attention: {format_millions(standard)}": standard,
+        f"Q, K, V, O once: {format_millions(minimum)}": minimum,
+    }
     for words, level in levels.items():
         M, dashes, side, shift = (sizes[-1], ":", "right", 10) if level == standard else (sizes[0], "-", "left", -12)
         ax.axhline(level, color=style.QUIET, linestyle=dashes, linewidth=1.2)
-        style.beside(ax, words, (M, level), (shift, 9), ha=side, bbox=style.CLEAR)
-    low, high = least / 1.6, 1.6 * moved[sizes[0]]
+        style.beside(ax, words, (M, level), (shift, 9), ha=side, bbox=style.TEXT_BACKGROUND)
+    low, high = minimum / 1.6, 1.6 * moved[sizes[0]]
     for name, size in memories.items():
-        ax.plot([size / 2] * 2, [low, least * 1.6], color=style.QUIET, linewidth=0.8, linestyle="--")
+        ax.plot([size / 2] * 2, [low, minimum * 1.6], color=style.QUIET, linewidth=0.8, linestyle="--")
         side = "right" if name == "A100" else "left"
-        style.note(ax, size / 2 * (0.95 if side == "right" else 1.05), least / 1.28, name, ha=side)
+        style.note(ax, size / 2 * (0.95 if side == "right" else 1.05), minimum / 1.28, name, ha=side)
     ax.set(xscale="log", yscale="log", xlabel="room for M elements of 2 bytes, in KiB")
     ax.set_ylabel(f"elements moved, N = {N:,}, d = {d}")
     ax.set(xlim=(sizes[0] / 1.5, sizes[-1] * 1.5), ylim=(low, high))
     style.log_ticks(ax.xaxis, sizes, [f"{M * 2 // 1024:g}" for M in sizes])
     counts = style.log_places(low, high)
     style.log_ticks(ax.yaxis, counts, [f"{n / 1e6:g} million" for n in counts])
-    steps = ", ".join(f"{M * 2 // 1024} KiB {millions(n)}" for M, n in moved.items())
+    steps = ", ".join(f"{M * 2 // 1024} KiB {format_millions(n)}" for M, n in moved.items())
     alt = (
         "A log-log chart of the elements that one head moves over the room on the chip. FA1 falls, first in proportion"
-        f" and then more slowly: {steps}. Standard attention stays at {millions(standard)}, and each of Q, K, V and O"
-        f" once makes {millions(least)}."
+        f" and then more slowly: {steps}. Standard attention stays at {format_millions(standard)}, and each of Q, K, V"
+        f" and O once makes {format_millions(minimum)}."
     )
     return figure, alt
 
 
-def millions(count: float) -> str:
+def format_millions(count: float) -> str:
     """Format a count in millions."""
     return f"{count / 1e6:.2g} M"

@@ -44,9 +44,11 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
             style.note(ax, -0.012 * most, y + 0.5, phase, ha="right")
             words.append(f"{name}, {phase}: {x}")
         ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=2.2, zorder=3)
-        style.note(ax, limit, -0.2, f"{'' if style.narrow() else 'limit: '}{limit}", ha="center", weight="bold")
-        style.bare(
-            ax, (-(0.42 if style.narrow() else 0.2) * most, (1.3 if style.narrow() else 1.18) * most), (0, len(phases))
+        style.note(ax, limit, -0.2, f"{'' if style.is_narrow() else 'limit: '}{limit}", ha="center", weight="bold")
+        style.strip_axes(
+            ax,
+            (-(0.42 if style.is_narrow() else 0.2) * most, (1.3 if style.is_narrow() else 1.18) * most),
+            (0, len(phases)),
         )
         ax.set_title(f"{name} per step")
     return figure, f"Stacked bars of registers of a thread, with a line at {limit}. {'; '.join(words)}."

@@ -44,22 +44,22 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
     """Draw the tiles of each mask by kind, with two lines that show where each row's range of keys begins and ends."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
-    rows, columns, last = (3, 2, 0.42) if style.narrow() else (2, 3, 0.12)
+    rows, columns, last = (3, 2, 0.42) if style.is_narrow() else (2, 3, 0.12)
     figure, axes = style.new_figure(
-        7.2 if style.narrow() else 4.5, caption, nrows=rows + 1, ncols=columns, height_ratios=[1] * rows + [last]
+        7.2 if style.is_narrow() else 4.5, caption, nrows=rows + 1, ncols=columns, height_ratios=[1] * rows + [last]
     )
     for ax, (name, parts) in zip(axes[:rows].flat, masks.items(), strict=True):
-        visited = _tiles(ax, parts)
+        visited = _draw_tiles(ax, parts)
         tiles = f"of {(N // B) ** 2} tiles" if len(parts) == 1 else "tiles of their own"
         ax.set_title(f"{name}:\n{visited} {tiles}")
-        style.bare(ax, (SINK - 0.5, N + 1), (-1, N + 1), aspect="equal")
+        style.strip_axes(ax, (SINK - 0.5, N + 1), (-1, N + 1), aspect="equal")
         if "sink" in name:
-            style.box(ax, SINK, 0, 3, N, "", style.fill("m"), edgecolor=style.hue("m"))
+            style.box(ax, SINK, 0, 3, N, "", style.tensor_fill("m"), edgecolor=style.hue("m"))
             style.note(
                 ax,
                 SINK + 1.5,
                 N / 2,
-                "sink: no value" if style.narrow() else "sink: a score, no value",
+                "sink: no value" if style.is_narrow() else "sink: a score, no value",
                 rotation=90,
                 ha="center",
             )
@@ -69,7 +69,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
         ax.set_ylabel("← queries")
     for ax in axes[rows]:
         ax.remove()
-    _legend(figure.add_subplot(axes[rows][0].get_gridspec()[rows, :]))
+    _draw_legend(figure.add_subplot(axes[rows][0].get_gridspec()[rows, :]))
     counts = "; ".join(f"{name}: {visited_tiles(parts)}" for name, parts in masks.items())
     alt = (
         f"Six score matrices of {N} queries and {N} keys in tiles of {B} × {B}, queries down, keys right. Tiles are"
@@ -86,12 +86,12 @@ def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
 
-def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
+def _draw_tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
     N = sum(tiling.N_q for _, tiling in parts)
     if len(parts) > 1:
-        style.masked(ax, 0, 0, N, N, linewidth=0.5)
+        style.masked_box(ax, 0, 0, N, N, linewidth=0.5)
     for start, tiling in parts:
-        causal_tiles.tiles(ax, tiling, start)
+        causal_tiles.draw_tiles(ax, tiling, start)
         edges = start + np.arange(tiling.N_q + 1)
         for ends in tiling.interval(np.arange(tiling.N_q)):
             look = dict(color=style.INK, linewidth=1.3)
@@ -107,9 +107,9 @@ def _draw_row_range(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -
     ax.set_xlabel(f"keys → · row {row}: [{begin}, {end})", fontsize=style.SMALL)
 
 
-def _legend(ax: style.Axes) -> None:
-    places, down = ((0, 0, 0), 1.3) if style.narrow() else ((0, 1.06, 2.34), 0)
+def _draw_legend(ax: style.Axes) -> None:
+    places, down = ((0, 0, 0), 1.3) if style.is_narrow() else ((0, 1.06, 2.34), 0)
     for n, (kind, meaning) in enumerate(MEANING.items()):
-        causal_tiles.tile(ax, places[n], n * down, 0.08, 1, kind)
+        causal_tiles.draw_tile(ax, places[n], n * down, 0.08, 1, kind)
         style.note(ax, places[n] + 0.11, n * down + 0.5, meaning)
-    style.bare(ax, (-0.03, 1 + places[-1]), (-0.3, 1.3 + 2 * down))
+    style.strip_axes(ax, (-0.03, 1 + places[-1]), (-0.3, 1.3 + 2 * down))

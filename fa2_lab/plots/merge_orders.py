@@ -32,18 +32,18 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
         new_nodes = range(blocks + len(tree), blocks + len(tree) + len(layer) // 2)
         tree += zip(layer[::2], layer[1::2], strict=True)
         layer = new_nodes
-    first, second = _chain(0, half, blocks), _chain(half, blocks, blocks + half - 1)
+    first, second = _pairs_in_order(0, half, blocks), _pairs_in_order(half, blocks, blocks + half - 1)
     last_of_each = (blocks + half - 2, blocks + 2 * half - 3)
-    return dict(loop=_chain(0, blocks, blocks), tree=tree, split=[*first, *second, last_of_each])
+    return dict(loop=_pairs_in_order(0, blocks, blocks), tree=tree, split=[*first, *second, last_of_each])
 
 
-def _chain(begin: int, end: int, number: int) -> list[tuple[int, int]]:
+def _pairs_in_order(begin: int, end: int, number: int) -> list[tuple[int, int]]:
     """Return the pairs of nodes that merge leaves begin … end − 1 one after another. New nodes begin at `number`."""
     lefts = [begin, *range(number, number + end - begin - 2)]
     return list(zip(lefts, range(begin + 1, end), strict=True))
 
 
-WHERE = {
+TITLES = {
     "loop": "Loop: one state takes in block after block (FA2's inner loop)",
     "tree": "Tree: neighbours merge, then pairs of pairs (warps of a block)",
     "split": "Split: two workers loop over half of the keys each, then merge (decoding)",
@@ -61,37 +61,43 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
         "The same merge works in any order: a loop, a tree and a split end with the same o and L. A bar is a state and"
         " lies below the key blocks that it has seen. Here the rows have one column (d = 1)."
     )
-    spans = {name: _spans(len(leaves), merges) for name, merges in orders.items()}
+    spans = {name: _covered_blocks(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(row for *_, row in of) + 1.9 for of in spans.values()]
     figure, axes = style.new_figure(
-        11.9 if style.narrow() else 6.0,
+        11.9 if style.is_narrow() else 6.0,
         caption,
         nrows=1 + len(orders),
-        height_ratios=[1.9 if style.narrow() else 2.2, *depths],
+        height_ratios=[1.9 if style.is_narrow() else 2.2, *depths],
     )
-    axes[0].set_title("The state of each key block" + ": m above l above o" * style.narrow())
+    axes[0].set_title("The state of each key block" + ": m above l above o" * style.is_narrow())
     for k, state in enumerate(leaves):
-        style.note(axes[0], k + 0.5, -0.3, f"{k}" if style.narrow() else f"block {k}", ha="center", va="center")
-        names = ("", "", "") if style.narrow() else ("m ", "l ", "o ")
-        style.box(axes[0], k + 0.04, 0.1, 0.92, 1.75, _words(state, names, "\n"), style.fill("m"), linewidth=0.8)
-    style.bare(axes[0], (-0.02, len(leaves) + 0.02), (-0.6, 1.9))
+        style.note(axes[0], k + 0.5, -0.3, f"{k}" if style.is_narrow() else f"block {k}", ha="center", va="center")
+        names = ("", "", "") if style.is_narrow() else ("m ", "l ", "o ")
+        style.box(
+            axes[0], k + 0.04, 0.1, 0.92, 1.75, _format_state(state, names, "\n"), style.tensor_fill("m"), linewidth=0.8
+        )
+    style.strip_axes(axes[0], (-0.02, len(leaves) + 0.02), (-0.6, 1.9))
     for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
-        ax.set_title(WHERE[name])
+        ax.set_title(TITLES[name])
         for k in range(len(leaves)):
-            style.box(ax, k + 0.04, 0.3, 0.92, 0.25, "", style.fill("m"), linewidth=0.5)
+            style.box(ax, k + 0.04, 0.3, 0.92, 0.25, "", style.tensor_fill("m"), linewidth=0.5)
         for (begin, end, row), (*_, state) in zip(spans[name], merges, strict=True):
             last = end - begin == len(leaves)
-            between = "\n" if style.narrow() and end - begin < 4 else ", "
-            words = _result(merges, 4).replace("-", "−") if last else _words(state, ("m ", "l ", "o "), between)
+            between = "\n" if style.is_narrow() and end - begin < 4 else ", "
+            words = (
+                _format_result(merges, 4).replace("-", "−")
+                if last
+                else _format_state(state, ("m ", "l ", "o "), between)
+            )
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
-            high = 0.92 if style.narrow() else 0.72  # bar height as a share of the distance between rows
+            high = 0.92 if style.is_narrow() else 0.72  # bar height as a share of the distance between rows
             patch = style.box(
-                ax, begin + 0.04, row + 0.62 - high, end - begin - 0.08, high, words, style.fill("m"), **look
+                ax, begin + 0.04, row + 0.62 - high, end - begin - 0.08, high, words, style.tensor_fill("m"), **look
             )
             if last:
                 patch.label_text.set_weight("bold")
-        style.bare(ax, (-0.02, len(leaves) + 0.02), (0.25, spans[name][-1][2] + 0.7))
-    results = "; ".join(f"{name} {_result(merges, 6)}" for name, merges in orders.items())
+        style.strip_axes(ax, (-0.02, len(leaves) + 0.02), (0.25, spans[name][-1][2] + 0.7))
+    results = "; ".join(f"{name} {_format_result(merges, 6)}" for name, merges in orders.items())
     alt = (
         f"{len(leaves)} boxes hold the states (m, l, o) of {len(leaves)} key blocks. Beneath, the same merge joins"
         f" them in three orders, as bars that become longer: one by one in {len(orders['loop'])} steps, as a tree of"
@@ -101,13 +107,13 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
     return figure, alt
 
 
-def _result(merges: list[Merge], digits: int) -> str:
+def _format_result(merges: list[Merge], digits: int) -> str:
     """Format o / l and L after the last merge, with `digits` decimals."""
     o, L = (x.item() for x in merges[-1][2].finalize())
     return f"o / l = {o:.{digits}f}, L = {L:.{digits}f}"
 
 
-def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
+def _covered_blocks(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
     """Return (begin, end, row) for each merged state, which covers the blocks begin … end − 1.
 
     A state is drawn one row below the states that it joins.
@@ -119,7 +125,7 @@ def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
     return spans[leaves:]
 
 
-def _words(state: SoftmaxState, names: tuple[str, ...], between: str) -> str:
+def _format_state(state: SoftmaxState, names: tuple[str, ...], between: str) -> str:
     """Format a state's m, l and o, each after its name."""
     numbers = (state.m, state.l, state.o)
     return between.join(f"{name}{x.item():.2f}" for name, x in zip(names, numbers, strict=True)).replace("-", "−")

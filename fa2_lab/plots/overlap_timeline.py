@@ -74,7 +74,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         }
         for panel in panels
     }
-    window *= 1.4 if style.narrow() else 1  # a longer part on a phone, but not so long that labels do not fit
+    window *= 1.4 if style.is_narrow() else 1  # a longer part on a phone, but not so long that labels do not fit
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
     figure = rung_timeline.stacked_timelines(5.5, f"{caption} ({setting}).", timelines, window, measured=measured)

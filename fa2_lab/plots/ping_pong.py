@@ -55,7 +55,7 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     caption += f" apart anyway, so it makes them {words[1]} times as fast. With ping-pong, one consumer runs matmuls"
     caption += " while the other computes its softmax. Without it, both may wait at the same time. The timelines are a"
     caption += f" model of an SM, d = {d}, in which both begin together. Measured: {made}."
-    digits, window = ("0123456789", 4500) if style.narrow() else ("", window)  # so that a label fits on a matmul
+    digits, window = ("0123456789", 4500) if style.is_narrow() else ("", window)  # so that a label fits on a matmul
     timelines = {}
     for panel in panels:
         rows = {
@@ -71,9 +71,9 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
         rung_timeline.mark_waits(ax, rows, window)
         ax.set_title(title)
     axes[-1].set_xlabel("clocks →")
-    names = ("in step", "on a GPU") if style.narrow() else ("in step (model)", "on a GPU (measured)")
+    names = ("in step", "on a GPU") if style.is_narrow() else ("in step (model)", "on a GPU (measured)")
     style.named_bars(below, dict(zip(names, (turns / without, gains[1]), strict=True)), words, style.WORKERS[:2])
-    below.barh(names[1], gains[1] - gains[0], left=gains[0], facecolor=style.PAPER, edgecolor=style.worker(1))
+    below.barh(names[1], gains[1] - gains[0], left=gains[0], facecolor=style.PAPER, edgecolor=style.worker_color(1))
     below.axvline(1, color=style.INK, linewidth=1.2)
     below.set_xticks([1], labels=["equal"])
     below.set_title("Speed with ping-pong, divided by the speed without it")

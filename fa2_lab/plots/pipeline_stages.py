@@ -8,16 +8,16 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 
     The SM runs this rung's kernel on one row block of `tiles` tiles. Times are in clock cycles.
     """
-    size = rung_timeline.sizes(rung)
-    block, program = rung_timeline.simulate(size, tiles, row_blocks=1)
+    costs = rung_timeline.rung_costs(rung)
+    block, program = rung_timeline.simulate(costs, tiles, row_blocks=1)
     start = program.copied["K4"].begun
     spans = []
     for tile, job in program.copied.items():
         if tile[0] in "KV":
-            stage = f"{tile[0]}, stage {int(tile[1:]) % size.stages}"
+            stage = f"{tile[0]}, stage {int(tile[1:]) % costs.stages}"
             spans.append((stage, tile, job.begun - start, job.ended - start, max(program.released[tile]) - start))
     jobs = [(job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
-    return dict(spans=sorted(spans), jobs=jobs, consumers=size.consumers, rung=rung)
+    return dict(spans=sorted(spans), jobs=jobs, consumers=costs.consumers, rung=rung)
 
 
 @style.picture
@@ -56,7 +56,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
             start, stop = max(start, 0), min(stop, window)
             if stop - start > 0.01 * window:
                 look = dict(hatch=style.MASK_HATCH) if copying else {}
-                words = f"copy {tile}" if copying else tile if style.narrow() else f"{tile} is there"
+                words = f"copy {tile}" if copying else tile if style.is_narrow() else f"{tile} is there"
                 words = words if stop - start > letter * (len(words) + 0.6) else ""
                 # The label of a full stage is written at the left, where no arrow crosses it.
                 label = words if copying else ""

@@ -100,7 +100,7 @@ MARGIN, FOOT = 0.6, 1.3
 TOPS = {"FA2.A1": 8.0, "FA2.A2": 7.2}  # {algorithm: the height of its first line}
 # The left edges of the columns, in units from the margin.
 COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}
-STEP = 0.26  # indentation per loop
+INDENT = 0.26  # indentation per loop
 WRAP = {"words": 48, "numpy": 58, "triton": 80}
 TITLE, HEADING, FORMULAS, NOTES, WORDS, CODE = 76, 27, 27, 23, 20.5, 17.25  # points
 # The distance from one line of text to the next, in units.
@@ -116,15 +116,15 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     `site` is the address printed on the sheet.
     """
     figure = Figure(figsize=(SHEET[0] / UNIT, SHEET[1] / UNIT))
-    message, _ = SAYS[algorithm.tag]
+    message, _ = HEADLINES[algorithm.tag]
     figure.set_label(f"{message}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
-    _head(ax, algorithm, files)
+    _draw_head(ax, algorithm, files)
     address = site.removeprefix("https://").rstrip("/")
     forward = algorithm.tag == "FA2.A1"
-    _tiles(ax, *((5.9, 3.1, 4.4) if forward else (6.5, 3.7, 2.95)), algorithm.tag)
-    _chip(ax, COLUMNS["triton"] + INSET, 2.15, algorithm.tag)
+    _draw_tiles(ax, *((5.9, 3.1, 4.4) if forward else (6.5, 3.7, 2.95)), algorithm.tag)
+    _draw_chip(ax, COLUMNS["triton"] + INSET, 2.15, algorithm.tag)
     cells = [{name: cell_lines(row, name) for name in WRAP} | {"work": work_lines(row, algorithm.tag)} for row in rows]
     tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
     y = TOPS[algorithm.tag]
@@ -132,9 +132,9 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     for row, cell, height in zip(rows, cells, tall, strict=True):
         _draw_loops(ax, row.depth, y, height + gap)
         style.box(ax, 0, y, SHEET[0] - 2 * MARGIN, 0.012, fill=style.tint(style.INK, 0.2), linewidth=0)
-        _entry(ax, row, cell, y + (height + gap) / 2)
+        _draw_entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
-    _foot(ax, algorithm.tag, address)
+    _draw_foot(ax, algorithm.tag, address)
     for text in ax.texts:
         if text.get_fontfamily() != MONO:
             alone = re.fullmatch(r"\$[^$]*\$(, stored)?", text.get_text())
@@ -148,7 +148,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     return figure, alt
 
 
-SAYS = {  # {algorithm: (headline, sentence below it)}
+HEADLINES = {  # {algorithm: (headline, sentence below it)}
     "FA2.A1": (
         "The forward pass never stores the scores",
         "It uses each tile of $S$ at once, and keeps a maximum, a sum and an output for each row.",
@@ -166,7 +166,7 @@ LETTERS = {  # {letter: its meaning}
     "$T_r$": "$⌈N/B_r⌉$, the number of row blocks",
     "$T_c$": "$⌈N/B_c⌉$, the number of column blocks",
 }
-MEANT = {  # {algorithm: {letter: meaning}} for letters that occur in only one pass
+LETTERS_BY_ALGORITHM = {  # {algorithm: {letter: meaning}} for letters that occur in only one pass
     "FA2.A1": {
         "$m_i$": "largest score of each row so far",
         "$\\ell_i$": "sum of exponentials of each row so far",
@@ -180,15 +180,15 @@ MEANT = {  # {algorithm: {letter: meaning}} for letters that occur in only one p
 }
 
 
-def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
+def _draw_head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     """Draw the title, the meanings of the letters, and the column headings."""
-    message, more = SAYS[algorithm.tag]
+    message, more = HEADLINES[algorithm.tag]
     kicker = f"FlashAttention-2 line by line: algorithm {algorithm.tag[-1]} of the paper ({algorithm.source})"
     ax.text(0, 0.45, kicker, fontsize=HEADING, color=style.QUIET)
     ax.text(0, 0.6, message, fontsize=TITLE, weight="bold", va="top")
     ax.text(0, 1.65, more, fontsize=34, va="center")
     y = 2.3
-    for letter, meaning in (LETTERS | MEANT[algorithm.tag]).items():
+    for letter, meaning in (LETTERS | LETTERS_BY_ALGORITHM[algorithm.tag]).items():
         ax.text(0, y, letter, fontsize=NOTES, va="center")
         ax.text(0.95, y, meaning, fontsize=NOTES, va="center")
         y += 0.37
@@ -205,7 +205,7 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
         ax.text(at, TOPS[algorithm.tag] - 0.25, file, color=style.QUIET, va="center", **look)
 
 
-def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
+def _draw_tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     """Draw the tensors and the tiles that the loops visit. S is a square with sides of `side` units at (x, y).
 
     S is never stored, so only one of its tiles is drawn. The blocks that a worker keeps on chip have a thick edge.
@@ -273,14 +273,14 @@ WORKER = (  # explains what the flow chart of the backward pass omits
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )
 WIDE, HIGH, RIGHT = 3.1, 0.85, 3.5  # a box's width and height, and the distance between columns, in the sheet's units
-DOWNS = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance from one row of boxes to the next}
+ROW_DISTANCES = {"FA2.A1": 1.55, "FA2.A2": 1.42}  # {algorithm: the distance from one row of boxes to the next}
 INSET = (RIGHT - WIDE) / 2  # distance from the frame's edge to the boxes
 
 
-def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
+def _draw_chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     """Draw the values computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
-    down = DOWNS[tag]
+    down = ROW_DISTANCES[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
     ax.text(x + 3.45, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
     right = SHEET[0] - 2 * MARGIN
@@ -358,7 +358,7 @@ SOURCE = (
 )
 
 
-def _foot(ax: style.Axes, tag: str, address: str) -> None:
+def _draw_foot(ax: style.Axes, tag: str, address: str) -> None:
     """Below each column of code, draw a paragraph that explains the names in it. Finish with the source and licence.
 
     `tag` is the algorithm's tag. `address` is the address of the book's site, or empty.
@@ -456,10 +456,10 @@ def sum_as_mathtext(formula: str) -> str:
 def _draw_loops(ax: style.Axes, depth: int, y: float, height: float) -> None:
     """Draw the loops around a line as `depth` nested backgrounds, each with a bar at its left edge."""
     for level in range(1, depth + 1):
-        x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
+        x = COLUMNS["words"] - 0.1 + INDENT * (level - 1)
         fill = style.tint(style.INK, 0.035 * level)
         style.box(ax, x, y, SHEET[0] - 2 * MARGIN - x, height, fill=fill, linewidth=0)
-        style.box(ax, x, y, 0.035, height, fill=style.worker(2 * level - 1), linewidth=0)
+        style.box(ax, x, y, 0.035, height, fill=style.worker_color(2 * level - 1), linewidth=0)
 
 
 def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
@@ -474,7 +474,7 @@ def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
     return list(tensor_of_hue.values())
 
 
-def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
+def _draw_entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
     """Draw one line of the algorithm across all columns, centred at the height `middle`.
 
     `cells` is {column: lines of text}. The line's number is drawn in the colours of the tensors that the line computes.
@@ -482,13 +482,13 @@ def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float)
     tensors = assigned_tensors(row.numpy)
     for k, tensor in enumerate(tensors):
         strip = (0.44 * k / len(tensors), middle - 0.15, 0.44 / len(tensors), 0.3)
-        style.box(ax, *strip, fill=style.fill(tensor), linewidth=0)
+        style.box(ax, *strip, fill=style.tensor_fill(tensor), linewidth=0)
     ax.text(0.22, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
         mono = dict(family=MONO, fontsize=CODE) if name in ("numpy", "triton") else {}
         for k, line in enumerate(lines):
             at = middle + LEADING[name] * (k - (len(lines) - 1) / 2)
             indent = len(line) - len(line.lstrip(" "))
-            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72 * UNIT)
+            x = COLUMNS[name] + (INDENT * row.depth if name == "words" else indent * 0.602 * CODE / 72 * UNIT)
             words = line.lstrip().replace("$", r"\$") if mono else line
             ax.text(x, at, words, va="center", **dict(fontsize=WORDS) | mono)

@@ -14,33 +14,33 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
     """
     panels = []
     for stages in (1, 3):
-        size = rung_timeline.sizes(rung)._replace(programs=1, stages=stages)
+        costs = rung_timeline.rung_costs(rung)._replace(programs=1, stages=stages)
         if stages == 1:
             block = Block()
-            block.run({"0": one_by_one(block, size, tiles)})
+            block.run({"0": one_by_one(block, costs, tiles)})
         else:
-            block, _ = rung_timeline.simulate(size, tiles, row_blocks=1)
+            block, _ = rung_timeline.simulate(costs, tiles, row_blocks=1)
         jobs = [(job.unit, job.actor, job.label, job.begun - 3000, job.ended - 3000) for job in block.jobs]
         panels.append(dict(stages=stages, jobs=jobs, clocks=block.clock / tiles))
     return dict(panels=panels, rung=rung)
 
 
-def one_by_one(block: Block, size: rung_timeline.Sizes, tiles: int) -> Generator[Wait]:
+def one_by_one(block: Block, costs: rung_timeline.RungCosts, tiles: int) -> Generator[Wait]:
     """Simulate a program that starts copying a tile only when it needs that tile, and then waits for the copy.
 
-    `size` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.
+    `costs` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.
     """
-    yield block.start("copy", size.rows, "Q").done()
+    yield block.start("copy", costs.rows, "Q").done()
     for _ in range(tiles):
         for unit, clocks, label in (
-            ("copy", size.copy, "K"),
-            ("tensor", size.product, "S"),
-            ("exp", size.softmax, f"softmax {size.softmax:.0f}"),
-            ("copy", size.copy, "V"),
-            ("tensor", size.product, "PV"),
+            ("copy", costs.copy, "K"),
+            ("tensor", costs.product, "S"),
+            ("exp", costs.softmax, f"softmax {costs.softmax:.0f}"),
+            ("copy", costs.copy, "V"),
+            ("tensor", costs.product, "PV"),
         ):
             yield block.start(unit, clocks, label).done()
-    yield block.start("copy", size.rows, "O").done()
+    yield block.start("copy", costs.rows, "O").done()
 
 
 @style.picture

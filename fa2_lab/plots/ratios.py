@@ -13,18 +13,18 @@ FAST_PEERS = {  # the fastest other implementations, which have separate lanes i
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=5.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-SLOW_PEERS = (
-    "FlexAttention",
-    "torch flash",
-)  # implementations that have no lanes because they are slower in almost all rows
+SLOW_PEERS = ("FlexAttention", "torch flash")  # these have no lanes, because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
-KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
+LEGEND = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends on a page and on a phone, as shares of the width
 # The x-coordinates of the numbers, as shares of the picture's width.
 LANE, SLOWER = (0.787, 0.66), 0.99  # a lane's median on a page and on a phone; the count of slower problems
-STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the legend's entries, on a page and on a phone
+LEGEND_STARTS = (
+    (0.015, 0.21, 0.405),
+    (0.015, 0.36, 0.71),
+)  # x-coordinates of the legend's entries, on a page and on a phone
 LINE = 0.16  # inches per line of small text
 Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementation: ratios})
 
@@ -57,10 +57,11 @@ def data() -> dict:
     short = load("small").rows
     names = {"forward": "forward", "both": "forward and backward"}
     rows += [
-        ("Short calls, with host time", name, ratios_to_others(of_direction(short, way))) for way, name in names.items()
+        ("Short calls, with host time", name, ratios_to_others(of_direction(short, direction)))
+        for direction, name in names.items()
     ]
-    lost = {group for group, _, ratios in rows if faster_implementations(ratios)}
-    return dict(rows=sorted(rows, key=lambda row: row[0] not in lost), setting=paper.made())
+    losing = {group for group, _, ratios in rows if faster_implementations(ratios)}
+    return dict(rows=sorted(rows, key=lambda row: row[0] not in losing), setting=paper.made())
 
 
 def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
@@ -108,44 +109,55 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    stacks = style.narrow()  # on a phone, a row's name and numbers are above its lanes
-    lanes = [[peer for peer in FAST_PEERS if peer in ratios] for *_, ratios in rows]
-    highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
-    top, bottom = -2.9, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
+    is_stacked = style.is_narrow()  # on a phone, a row's name and numbers are above its lanes
+    heights = [0.1 + is_stacked + sum(peer in ratios for peer in FAST_PEERS) for *_, ratios in rows]  # in lines
+    top, bottom = -2.9, sum(heights) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
     across = blended_transform_factory(ax.transAxes, ax.transData)
-    draw_key(ax, -0.5, across)
-    style.note(ax, SLOWER, 0.75 if stacks else -0.5, "slower on", ha="right", transform=across, color=style.QUIET)
+    draw_legend(ax, -0.5, across)
+    style.note(ax, SLOWER, 0.75 if is_stacked else -0.5, "slower on", ha="right", transform=across, color=style.QUIET)
     style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
     style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
-    y, before = 0.0, ""
-    for (group, name, ratios), peers, high in zip(rows, lanes, highs, strict=True):
-        if group != before:
-            style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
-            y, before = y + 1.5, group
-        edge = dict(edgecolor=style.INK, linewidth=1.4 if faster_implementations(ratios) else 0)
-        style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
-        style.note(ax, 0.01, y + (0.6 if stacks else high / 2), name, transform=across)
-        for lane, peer in enumerate(peers):
-            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], FAST_PEERS[peer], (LANE[stacks], across))
-        ends = [y + stacks, y + high]
-        ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
-        ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
-        y += high + 0.25
-    left, right = SCALE[stacks]
-    whole = (HIGH / LOW) ** (1 / (right - left))  # right end of the axes divided by the left end
-    ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=(bottom, top), yticks=[])
-    ticks = [x for x in TICKS if x not in (0.9, 1.1) or not stacks]
-    style.log_ticks(ax.xaxis, ticks, [TICKS[x] for x in ticks])
-    ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
-    ax.xaxis.set_label_position("top")
-    gap = "\n" if stacks else " "
-    key = gap.join(KEY) + f"\n{OUTLINED}\n{slower_implementations(rows, gap)}"
+    y, group_above = 0.0, ""
+    for row, height in zip(rows, heights, strict=True):
+        if row[0] != group_above:
+            style.note(ax, 0, y + 0.75, row[0], fontweight="bold", transform=across)
+            y, group_above = y + 1.5, row[0]
+        _draw_row(ax, y, height, row, across)
+        y += height + 0.25
+    _set_scale(ax, (bottom, top))
+    gap = "\n" if is_stacked else " "
+    key = gap.join(LEGEND) + f"\n{OUTLINED}\n{slower_implementations(rows, gap)}"
     ax.set_xlabel(key, loc="left", fontsize=style.SMALL, labelpad=8)
-    ax.spines[:].set_visible(False)
     middles = "; ".join(f"{group}: {median_ranges(rows, group)}" for group in groups)
     middles = middles.replace("FlashAttention-", "FA")
     return figure, f"Speed ratios, one row for each setting. FA3 is FlashAttention-3. Medians: {middles}."
+
+
+def _draw_row(ax: Axes, y: float, height: float, row: Ratios, across: Transform) -> None:
+    """Draw a row's background, name and lanes. The background is outlined if fa2_lab is slower than a peer."""
+    (_, name, ratios), is_stacked = row, style.is_narrow()
+    edge = dict(edgecolor=style.INK, linewidth=1.4 if faster_implementations(ratios) else 0)
+    style.bars(ax, [(0.002, y, 0.996, height)], style.MASKED, transform=across, zorder=0, **edge)
+    style.note(ax, 0.01, y + (0.6 if is_stacked else height / 2), name, transform=across)
+    number_place = (LANE[is_stacked], across)
+    for lane, peer in enumerate(peer for peer in FAST_PEERS if peer in ratios):
+        draw_lane(ax, y + is_stacked + 0.55 + lane, ratios[peer], FAST_PEERS[peer], number_place)
+    ends = [y + is_stacked, y + height]
+    ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
+    ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
+
+
+def _set_scale(ax: Axes, ylim: tuple[float, float]) -> None:
+    """Set the logarithmic scale of the ratios, with its ticks above and below the rows."""
+    left, right = SCALE[style.is_narrow()]
+    whole = (HIGH / LOW) ** (1 / (right - left))  # right end of the axes divided by the left end
+    ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=ylim, yticks=[])
+    ticks = [x for x in TICKS if x not in (0.9, 1.1) or not style.is_narrow()]
+    style.log_ticks(ax.xaxis, ticks, [TICKS[x] for x in ticks])
+    ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
+    ax.xaxis.set_label_position("top")
+    ax.spines[:].set_visible(False)
 
 
 def slower_implementations(rows: list[Ratios], gap: str) -> str:
@@ -157,10 +169,10 @@ def slower_implementations(rows: list[Ratios], gap: str) -> str:
     return f"Not drawn, but slower in almost all rows:{gap}{', '.join(counts)}."
 
 
-def draw_key(ax: Axes, y: float, across: Transform) -> None:
+def draw_legend(ax: Axes, y: float, across: Transform) -> None:
     """Draw the legend, which is the mark and the name of each fast peer, in a line at y."""
-    narrow = style.narrow()
-    for (peer, look), start in zip(FAST_PEERS.items(), STARTS[narrow], strict=True):
+    narrow = style.is_narrow()
+    for (peer, look), start in zip(FAST_PEERS.items(), LEGEND_STARTS[narrow], strict=True):
         ax.plot([start], [y], linestyle="none", transform=across, **look)
         style.note(ax, start + (0.03 if narrow else 0.018), y, peer, transform=across)
 
@@ -175,7 +187,7 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
     color = style.tint(look["color"], 0.7)
-    style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.5)  # so that marks stand out against a dark bar
+    style.DARK[color] = style.mix(look["color"], style.DARK_PAPER, 0.5)  # so that marks stand out against a dark bar
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
     if LOW <= middle <= HIGH:
         ax.plot([middle], [y], linestyle="none", markeredgecolor=style.INK, zorder=3, **look)
@@ -184,7 +196,7 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
             full = look["color"] if not LOW <= middle <= HIGH else color
             ax.plot([end], [y], marker, color=full, markersize=9, markeredgewidth=0, zorder=1)
     ax.plot([x], [y], linestyle="none", transform=across, **look)
-    style.note(ax, x + (0.03 if style.narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
+    style.note(ax, x + (0.03 if style.is_narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
     if slower:
         style.note(ax, SLOWER, y, f"{slower} of {len(ratios)}", ha="right", transform=across, color=style.QUIET)
 

@@ -43,37 +43,40 @@ def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[st
     )
     figure, axes = style.new_figure(3.7, caption, nrows=2)
     old, new = (", ".join(map(str, keys)) for keys in (range(len(l[0])), range(len(l[0]), len(l[2]))))
-    names = [f"keys {old}\nm = log {m[0]:g}", f"× α = {_fraction(alpha)}", f"+ keys {new}\nm = log {m[1]:g}"]
+    names = [f"keys {old}\nm = log {m[0]:g}", f"× α = {_format_fraction(alpha)}", f"+ keys {new}\nm = log {m[1]:g}"]
     for ax, (name, meaning), stages in zip(axes, TERMS.items(), (l, o), strict=True):
-        _bars(ax, name, stages, style.hue(name.replace("ℓ", "l")))
+        _draw_bars(ax, name, stages, style.hue(name.replace("ℓ", "l")))
         ax.set_title(f"{name}, {meaning}")
         ax.set(yticks=[n * STEP + HIGH / 2 for n in range(3)], yticklabels=names)
-    sums = [f"{name} from {_fraction(a)} to {_fraction(alpha * a)} to {_fraction(b)}" for name, (a, b) in ends.items()]
+    sums = [
+        f"{name} from {_format_fraction(a)} to {_format_fraction(alpha * a)} to {_format_fraction(b)}"
+        for name, (a, b) in ends.items()
+    ]
     alt = (
-        f"Bars of the terms of ℓ and o for one row. After {len(l[0])} keys, the maximum is log {m[0]:g}. Then all"
-        f" terms are multiplied by α = {_fraction(alpha)}, and the terms of the other keys are added, relative to the"
+        f"Bars of the terms of ℓ and o for one row. After {len(l[0])} keys, the maximum is log {m[0]:g}. Then all terms"
+        f" are multiplied by α = {_format_fraction(alpha)}, and the terms of the other keys are added, relative to the"
         f" maximum log {m[1]:g}. {'; '.join(sums)}."
     )
     return figure, alt
 
 
-def _fraction(x: float) -> str:
+def _format_fraction(x: float) -> str:
     return str(Fraction(x).limit_denominator(100))
 
 
-def _bars(ax: style.Axes, name: str, stages: list[np.ndarray], hue: str) -> None:
+def _draw_bars(ax: style.Axes, name: str, stages: list[np.ndarray], hue: str) -> None:
     widest = max(terms.sum() for terms in stages)
     ends = [np.concatenate([[0.0], np.cumsum(terms)]) for terms in stages]
     for n, (terms, left) in enumerate(zip(stages, ends, strict=True)):
         for key, width in enumerate(terms):
             if width > 0:
                 fill = style.tint(hue, 0.75 if key < len(stages[0]) else 0.25)
-                label = _fraction(width) if width > (0.09 if style.narrow() else 0.05) * widest else ""
+                label = _format_fraction(width) if width > (0.09 if style.is_narrow() else 0.05) * widest else ""
                 style.box(ax, left[key], n * STEP, width, HIGH, label, fill)
-        ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_fraction(left[-1])}", va="center")
+        ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_format_fraction(left[-1])}", va="center")
     dashes = dict(color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
     for before, after in zip(ends[0][1:], ends[1][1:], strict=True):  # ends of old terms, before and after rescaling
         ax.plot([before, after], [HIGH, STEP], **dashes)
         ax.plot([after, after], [STEP + HIGH, 2 * STEP], **dashes)
-    style.bare(ax, (0, 1.2 * widest), (-0.1, 2 * STEP + HIGH + 0.1))
+    style.strip_axes(ax, (0, 1.2 * widest), (-0.1, 2 * STEP + HIGH + 0.1))
     ax.spines["left"].set_visible(True)

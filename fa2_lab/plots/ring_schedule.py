@@ -12,10 +12,12 @@ from fa2_lab.tiles import Tile
 def data(ranks: int = 4, rows: int = 8) -> dict:
     """Return the arguments of draw() for a causal zigzag ring in which each rank has `rows` rows."""
     lengths = [rows] * ranks
-    return dict(cells=[[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)])
+    return dict(
+        cells=[[visible_cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)]
+    )
 
 
-def cell(lengths: list[int], rank: int, source: int) -> dict:
+def visible_cell(lengths: list[int], rank: int, source: int) -> dict:
     """Return the rows and columns of the scores that a rank computes with the keys of rank `source`."""
     tile = visible_tile(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (tile.queries, tile.keys))
@@ -42,25 +44,25 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     for rank, row in enumerate(cells):
         style.note(ax, -0.25, PITCH * rank + 0.5, f"rank {rank}", ha="right")
         for step, cell in enumerate(row):
-            _cell(ax, pitch * step, PITCH * rank, cell)
+            _draw_cell(ax, pitch * step, PITCH * rank, cell)
             if not step:
                 continue
             above, corner = (pitch * (step - 1) + 1.05, PITCH * (rank - 1) + 0.5), (pitch * step - 0.4, 0.5)
             end = (pitch * step - 0.05, PITCH * rank + 0.5)
             style.arrow(ax, above if rank else corner, end, style.hue("K"), linewidth=1.2)
             if not rank:
-                words = f"from {ranks - 1}" if style.narrow() else f"from rank {ranks - 1}"
+                words = f"from {ranks - 1}" if style.is_narrow() else f"from rank {ranks - 1}"
                 style.note(ax, pitch * step - 0.06, 0.22, words, ha="right")
             if rank == ranks - 1:  # the last rank passes K and V on to the first
                 side = pitch * (step - 1) + 1.05, PITCH * rank + 0.5
                 style.arrow(ax, side, (side[0] + 0.35, side[1]), style.hue("K"), linewidth=1.2)
-                style.note(ax, side[0], side[1] + 0.28, "to 0" if style.narrow() else "to rank 0")
+                style.note(ax, side[0], side[1] + 0.28, "to 0" if style.is_narrow() else "to rank 0")
     for step in range(ranks):
         style.note(ax, pitch * step + 0.5, -0.22, f"step {step}", ha="center")
     foot = PITCH * ranks + 0.1
-    _legend(ax, foot, pitch)
-    below = 2.2 if style.narrow() else 0.8
-    style.bare(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, foot + below), aspect="equal")
+    _draw_legend(ax, foot, pitch)
+    below = 2.2 if style.is_narrow() else 0.8
+    style.strip_axes(ax, (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, foot + below), aspect="equal")
     alt = (
         f"{ranks} ranks in {ranks} steps. Each cell is the square of a rank's queries (down) and the keys that are here"
         " (right); what is computed has the number of the keys' owner, and the rest is hatched. At step 0 each rank"
@@ -69,9 +71,9 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     return figure, alt
 
 
-def _legend(ax: style.Axes, y: float, pitch: float) -> None:
+def _draw_legend(ax: style.Axes, y: float, pitch: float) -> None:
     """Draw a legend that explains filled areas, hatched areas and arrows."""
-    down, across = (0.8, 0) if style.narrow() else (0, 3.3)
+    down, across = (0.8, 0) if style.is_narrow() else (0, 3.3)
     meanings = (
         "scores computed with\nthe keys of rank 2",
         "masked:\nno work",
@@ -80,22 +82,22 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
     for n, meaning in enumerate(meanings):
         x, top = -0.9 + n * across, y + n * down
         if n == 0:
-            style.box(ax, x, top, 0.6, 0.6, "2", style.worker(2))
+            style.box(ax, x, top, 0.6, 0.6, "2", style.worker_color(2))
         elif n == 1:
-            style.masked(ax, x, top, 0.6, 0.6)
+            style.masked_box(ax, x, top, 0.6, 0.6)
         else:
             style.arrow(ax, (x, top + 0.05), (x + 0.6, top + 0.55), style.hue("K"), linewidth=1.2)
-        style.note(ax, x + 0.75, top + 0.3, meaning.replace("\n", " ") if style.narrow() else meaning)
+        style.note(ax, x + 0.75, top + 0.3, meaning.replace("\n", " ") if style.is_narrow() else meaning)
 
 
-def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
+def _draw_cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
     """Draw the scores of one rank at one step as a square.
 
     Computed scores have the colour of the rank that owns the keys. All other scores are hatched.
     """
-    style.masked(ax, x, y)
+    style.masked_box(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]
-    fill = style.worker(cell["source"])
+    fill = style.worker_color(cell["source"])
     if cell["diagonal"]:
         corners = [(x, y), (x, y + 1), (x + 1, y + 1)]
         ax.add_patch(Polygon(corners, facecolor=fill, edgecolor=style.INK, linewidth=0.8))

@@ -82,8 +82,8 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
         style.note(above, 1.1 * curve[-1][0], curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", color=style.OURS)
     n, at, times = contiguous
     above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
-    words = f"contiguous\n{times:.2f}" if style.narrow() else f"{n} GPUs, contiguous, {times:.2f}"
-    style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom", bbox=style.CLEAR)
+    words = f"contiguous\n{times:.2f}" if style.is_narrow() else f"{n} GPUs, contiguous, {times:.2f}"
+    style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom", bbox=style.TEXT_BACKGROUND)
     above.set(xscale="log", xlabel="tokens in total")
     style.log_ticks(above.xaxis, lengths, [short_length(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))

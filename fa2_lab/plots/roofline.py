@@ -20,8 +20,9 @@ from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-SHOWN = ("00", "01", "02", "03", "06", "11", "23")  # the rungs shown; the dots of the other rungs would overlap these
-PRINTED = {"FA1": "FA1 as printed"}  # the algorithm as printed in the paper, which differs from the authors' kernel
+# The rungs shown. The dots of the other rungs would overlap these.
+DRAWN = ("00", "01", "02", "03", "06", "11", "23")
+LONG_NAMES = {"FA1": "FA1 as printed"}  # the algorithm as printed in the paper, which differs from the authors' kernel
 
 
 class Roof(NamedTuple):
@@ -56,7 +57,7 @@ def data(
         unit, seconds = method.limit(chip)
         height = method.flops / seconds / 1e12
         bytes_of = "dram_bytes" if unit == "DRAM" else "requested_bytes"
-        points[PRINTED.get(name, name)] = (method.intensity(bytes_of), height, unit)
+        points[LONG_NAMES.get(name, name)] = (method.intensity(bytes_of), height, unit)
         words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
     slow = {unit for *_, unit in points.values()}
     roofs = [Roof(top, rate.l2 / 1e12, f"L2 {rate.l2 / 1e12:.1f} TB/s", flat)] if slow != {"DRAM"} else []
@@ -81,14 +82,14 @@ def join_with_and(words: list[str]) -> str:
 
 
 def ladder(d: int) -> dict:
-    """Return the arguments of draw() for the rungs in SHOWN, measured without a mask.
+    """Return the arguments of draw() for the rungs in DRAWN, measured without a mask.
 
     The coordinates of a rung are its FLOPs per byte of DRAM traffic and its measured TFLOP/s.
     """
     record = load("ladder")
     row = reasons.forward_row(record, causal=False, d=d)
-    moved = counted(record, d)
-    rungs = [name for name in row.values if name in moved and name[1:3] in SHOWN]
+    moved = dram_bytes(record, d)
+    rungs = [name for name in row.values if name in moved and name[1:3] in DRAWN]
     points = {name: (row.flops / moved[name], row.rate(name)) for name in rungs}
     chip, p = chips.find(record.machine["gpu"]), row.problem
     gemm, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
@@ -106,7 +107,7 @@ def ladder(d: int) -> dict:
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel, height=4.2)
 
 
-def counted(record: Record, d: int) -> dict[str, float]:
+def dram_bytes(record: Record, d: int) -> dict[str, float]:
     """Return {rung: bytes of DRAM traffic in one call} for the rungs with recorded hardware counters."""
     rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
@@ -120,7 +121,7 @@ def rung_label(rung: str) -> str:
 # The picture ----------------------------------------------------------------------------------------------------
 
 Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, its limit
-ALLOWED = style.tint(style.INK, 0.05)  # the fill below a ceiling
+FILL_BELOW = style.tint(style.INK, 0.05)  # the fill below a ceiling
 LONG = 20  # on a phone, a longer name gets more room, and its limit is not printed with it
 LINE = 0.2  # inches from one line of text to the next
 
@@ -132,65 +133,65 @@ def draw(
     caption: str,
     xlabel: str,
     height: float = 2.6,
-    shelf: tuple[float, str] | None = None,
+    limit: tuple[float, str] | None = None,
 ) -> style.Drawn:
     """Draw TFLOP/s as a function of FLOPs per byte, on logarithmic axes.
 
     `points` is {name: (FLOPs per byte, TFLOP/s)}. If a point has a third element, it names the unit that limits the
-    method and is printed with the point. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) for a second, lower
-    limit on the tensor cores.
+    method and is printed with the point. `limit` is (TFLOP/s, label) for a second, lower limit on the tensor
+    cores.
     """
-    figure, ax = style.new_figure(height + (0.5 if shelf and style.narrow() else 0), caption)
+    figure, ax = style.new_figure(height + (0.5 if limit and style.is_narrow() else 0), caption)
     top = max(roof.flops for roof in roofs)
     across = [place[0] for place in points.values()]
-    crowded = any(roof.dashed for roof in roofs)
-    left, column, right = x_limits(min(across), max(across), crowded)
-    limited = any(len(place) > 2 for place in points.values())  # whether to print limiting units
-    if limited:
-        left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
-        if style.narrow() and max(map(len, points)) > LONG:
+    is_ladder = any(roof.dashed for roof in roofs)
+    left, column, right = x_limits(min(across), max(across), is_ladder)
+    has_units = any(len(place) > 2 for place in points.values())  # whether to print limiting units
+    if has_units:
+        left, column, right = min(4 if style.is_narrow() else inf, 0.1 * min(across)), inf, 2500
+        if style.is_narrow() and max(map(len, points)) > LONG:
             left, right = 2, 10000
-    elif not crowded and max(across) < column / 60:
+    elif not is_ladder and max(across) < column / 60:
         right = max(300, 30 * max(across))  # leaves room for every name beside its dot
     least = min(place[1] for place in points.values())
-    low = 0.4 * least if limited else min(50, 0.5 * least)
-    high = (2.6 if limited and style.narrow() else 1.9) * top
+    low = 0.4 * least if has_units else min(50, 0.5 * least)
+    high = (2.6 if has_units and style.is_narrow() else 1.9) * top
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
-    if crowded and style.narrow():
+    if is_ladder and style.is_narrow():
         ax.set_xlabel(xlabel.replace(" (", "\n("))
     last = max(2 * max(across), 1000)  # names are written to the right of this x-coordinate
-    labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # ticks that fit
-    style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
+    labels = (6 if style.is_narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # ticks that fit
+    style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), max_ticks=int(labels)))
     style.log_ticks(ax.yaxis, style.log_places(low, high))
-    edge = max((roof for roof in roofs if not roof.dashed), key=lambda roof: roof.bytes)
-    begin = max(left, low / edge.bytes)
-    corners = [begin, edge.flops / edge.bytes, right], [begin * edge.bytes, edge.flops, edge.flops]
-    ax.fill_between(corners[0], low, corners[1], color=ALLOWED, linewidth=0, zorder=-1)
+    highest = max((roof for roof in roofs if not roof.dashed), key=lambda roof: roof.bytes)
+    begin = max(left, low / highest.bytes)
+    corners = [begin, highest.flops / highest.bytes, right], [begin * highest.bytes, highest.flops, highest.flops]
+    ax.fill_between(corners[0], low, corners[1], color=FILL_BELOW, linewidth=0, zorder=-1)
     for number, roof in enumerate(roofs):
-        _draw_roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded, limited=limited)
-        if limited:
+        _draw_roof(ax, roof, left, right, label_on_left=number == 0, label_below=is_ladder, has_units=has_units)
+        if has_units:
             free = max(place[1] for place in points.values()) < 0.9 * top
-            _label_roof(ax, roof, right, left_of_it=number == 0, free=free, shelf=shelf is not None)
-    if shelf:
-        flops, words = shelf
+            _label_roof(ax, roof, right, label_on_left=number == 0, flat_is_free=free, has_limit=limit is not None)
+    if limit:
+        flops, words = limit
         ax.plot([flops / roofs[0].bytes, right], [flops, flops], color=style.QUIET, linewidth=1, linestyle="--")
         style.note(ax, right / 1.05, 0.97 * flops, words, ha="right", va="top", color=style.QUIET)
-    _draw_points(ax, points, column, min(roof.flops for roof in roofs), shelf[0] if shelf else 0)
+    _draw_points(ax, points, column, min(roof.flops for roof in roofs), limit[0] if limit else 0)
     reached = "; ".join(f"{_describe_point(name, place)}" for name, place in points.items())
     walls = "; ".join(f"{roof.bytes:.2f} TB/s up to {roof.flops:.0f} TFLOP/s" for roof in roofs)
     alt = f"Log-log roofline, TFLOP/s over FLOPs per byte. Roofs: {walls}. Points, in TFLOP/s: {reached}."
     return figure, alt
 
 
-def x_limits(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
+def x_limits(low: float, high: float, is_ladder: bool) -> tuple[float, float, float]:
     """Return the x-coordinates where the axis begins, where the column of names begins, and where both of them end.
 
     All coordinates are in FLOPs per byte. `low` and `high` are the smallest and the largest x-coordinate of a method.
-    `crowded` is True for the ladder, whose many names need more room on a phone.
+    `is_ladder` is True for the ladder, whose many names need more room on a phone.
     """
-    if style.narrow() and not crowded:
+    if style.is_narrow() and not is_ladder:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
-    if style.narrow():
+    if style.is_narrow():
         return min(2, 0.1 * low), max(5000, 2.3 * high), max(3e6, 1500 * high)
     return min(8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
 
@@ -201,56 +202,60 @@ def _describe_point(name: str, point: Point) -> str:
     return f"{' '.join(rung_label(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{limited}"
 
 
-def _label_roof(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
+def _label_roof(
+    ax: style.Axes, roof: Roof, right: float, *, label_on_left: bool, flat_is_free: bool, has_limit: bool
+) -> None:
     """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one at its flat part.
 
-    `left_of_it` puts the first label to the left of the sloping part instead of to its right. `free` is True if no
-    method is on the flat part, and `shelf` is True if a second, lower limit is drawn as well.
+    `label_on_left` puts the first label to the left of the sloping part instead of to its right. `flat_is_free` is
+    True if no method is on the flat part, and `has_limit` is True if a second, lower limit is drawn as well.
     """
     low = ax.get_ylim()[0]
-    y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
-    style.note(ax, (0.8 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
-    flat = roof.flat if free or not style.narrow() else re.sub(r" (?=\d)", "\n", roof.flat, count=1)
-    flat = "" if shelf and style.narrow() and not free else flat  # there is no room for the label beside the shelf
-    place = (1.08, "bottom") if free else (0.92, "top")
+    y = max(0.25 * roof.flops, 1.25 * low) if label_on_left else 1.2 * low
+    shift, ha = (0.8, "right") if label_on_left else (1.15, "left")
+    style.note(ax, shift * y / roof.bytes, y, roof.slope, ha=ha)
+    flat = roof.flat if flat_is_free or not style.is_narrow() else re.sub(r" (?=\d)", "\n", roof.flat, count=1)
+    if has_limit and style.is_narrow() and not flat_is_free:
+        flat = ""  # there is no room for the label beside the lower limit
+    place = (1.08, "bottom") if flat_is_free else (0.92, "top")
     style.note(ax, right / 1.05, place[0] * roof.flops, flat, ha="right", va=place[1])
 
 
 def _draw_roof(
-    ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
+    ax: style.Axes, roof: Roof, left: float, right: float, *, label_on_left: bool, label_below: bool, has_units: bool
 ) -> None:
     """Draw a ceiling's sloping part and flat part from x = left to x = right, with their labels.
 
-    `left_of_it` puts the first label to the left of the sloping part instead of below it, and `under_it` puts the
+    `label_on_left` puts the first label to the left of the sloping part instead of below it, and `label_below` puts the
     second label under the flat part. A dashed ceiling is above a solid one, and its label is above its line. If the
-    units that limit the methods are known (`limited`), _label_roof() writes the labels instead.
+    units that limit the methods are known (`has_units`), _label_roof() writes the labels instead.
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
     begin = max(left, ax.get_ylim()[0] / roof.bytes)
     ax.plot([begin, ridge, right], [begin * roof.bytes, roof.flops, roof.flops], **look)
-    if limited:
+    if has_units:
         return
-    if left_of_it:
-        words = re.sub(r":? (?=\d)", "\n", roof.slope, count=1) if style.narrow() else roof.slope
+    if label_on_left:
+        words = re.sub(r":? (?=\d)", "\n", roof.slope, count=1) if style.is_narrow() else roof.slope
         style.note(ax, 0.4 * ridge, 0.5 * roof.flops, words, ha="right", va="bottom")
     else:
-        style.note(ax, 0.16 * ridge, (0.078 if style.narrow() else 0.1) * roof.flops, roof.slope, va="top")
+        style.note(ax, 0.16 * ridge, (0.078 if style.is_narrow() else 0.1) * roof.flops, roof.slope, va="top")
     if roof.dashed:
         style.note(ax, right / 1.05, 1.06 * roof.flops, roof.flat, ha="right", va="bottom", color=style.QUIET)
-    elif under_it and style.narrow():
+    elif label_below and style.is_narrow():
         style.note(ax, 0.6 * ridge, roof.flops, roof.flat, ha="right")
-    elif under_it:
+    elif label_below:
         style.note(ax, 1.05 * ridge, 0.93 * roof.flops, roof.flat, va="top")
     else:
         style.note(ax, 1.05 * ridge, 1.12 * roof.flops, roof.flat, va="bottom")
 
 
-def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
+def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, limit: float) -> None:
     """Draw a dot for each method, and write the names in a column on the right that begins at x = `column`.
 
-    The name of a method that is too far from the column is written next to its dot. `roof` is the lowest ceiling, and
-    `shelf` is a second, lower limit on the tensor cores, or 0. Names avoid both of these lines.
+    The name of a method that is too far from the column is written next to its dot. `roof` is the lowest ceiling,
+    and `limit` is a second, lower limit on the tensor cores, or 0. Names avoid both of these lines.
     """
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
@@ -258,10 +263,10 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
     heights = spread_labels([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
     units = {place[2] for place in points.values() if len(place) > 2}
     for name, (x, y, *unit) in points.items():
-        color = style.OURS if name in ("fa2_lab", f"r{SHOWN[-1]}_wide") else style.INK
+        color = style.OURS if name in ("fa2_lab", f"r{DRAWN[-1]}_wide") else style.INK
         words = f"{rung_label(name)}: {y:.0f}"
-        if unit and not (style.narrow() and (y == shelf or len(name) > LONG)):
-            words += f" ({unit[0]})" if style.narrow() else f", limited by {unit[0]}"
+        if unit and not (style.is_narrow() and (y == limit or len(name) > LONG)):
+            words += f" ({unit[0]})" if style.is_narrow() else f", limited by {unit[0]}"
         ax.plot(x, y, "o", color=color, markersize=8 if units else 5)
         for bound in (other[1] for other in points.values() if units and not unit and other[0] == x and other[1] > y):
             style.arrow(ax, (x, bound), (x, y), color, shrinkA=6, shrinkB=6, linewidth=1.6)
@@ -277,9 +282,9 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
         else:
             name_below = any(0.75 * y < other < y for _, other, *_ in points.values())
             shift = (8, -4)
-            if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # the name goes below the line, not on it
+            if y > 0.9 * roof or 0.75 * limit < y <= limit:  # the name goes below the line, not on it
                 shift = (8, -10)
-            elif name_below and unit and (style.narrow() or not shelf):
+            elif name_below and unit and (style.is_narrow() or not limit):
                 shift = (16, 4)
             style.beside(ax, words, (x, y), shift, color=color)
 

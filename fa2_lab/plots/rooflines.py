@@ -50,7 +50,7 @@ def row_blocks() -> dict:
     picture = roofline.data(*((f"B_r = {B_r}", method) for B_r, method in sizes.items()), message=message)
     x, most, _ = picture["points"]["B_r = 128"]
     picture["points"]["B_r = 128"] = x, most, f"{sizes[128].workers} busy SMs"  # all other SMs are idle
-    return picture | dict(shelf=(most, ""))
+    return picture | dict(limit=(most, ""))
 
 
 def split() -> dict:
@@ -78,12 +78,12 @@ def one_pass() -> dict:
     problem = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and problem.items() <= row.problem.items()]
     reached = rows[0].rate("fa2_lab")
-    allowed, gemm = method.flops / method.limit(chips.H200)[1] / 1e12, load("paper").ceilings["GEMM TFLOP/s"]
+    allowed, gemm = method.flops / method.limit(chips.H200)[1] / 1e12, load("paper").roofs["GEMM TFLOP/s"]
     message = f"L2 would allow the backward pass {allowed:.0f} TFLOP/s, but it reaches {reached:.0f}."
     picture = roofline.data(("one pass", method), message=message)
     picture["points"]["fa2_lab"] = method.intensity("requested_bytes"), reached
     caption = picture["caption"] + " The dashed line is a large matmul on this GPU, whose power limit lowers its clock."
-    return picture | dict(caption=caption, shelf=(gemm, f"a large matmul: {gemm:.0f}"))
+    return picture | dict(caption=caption, limit=(gemm, f"a large matmul: {gemm:.0f}"))
 
 
 def decode() -> dict:

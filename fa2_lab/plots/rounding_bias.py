@@ -6,7 +6,7 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.machine import rounding
 from fa2_lab.plots import style
 
-EACH = 16  # number of rows between two points of a line
+ROWS_PER_POINT = 16  # number of rows between two points of a line
 # The edges of the bins in ulps. The bins contain −½, −¼, 0, ¼ and ½.
 BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])
 
@@ -44,7 +44,7 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
         " error is near its value. On the right, the sum of the errors of D over the rows. All numbers are simulated"
         " in NumPy."
     )
-    figure, axes = style.stacked(2.9, caption, ncols=2)
+    figure, axes = style.new_stacked_figure(2.9, caption, ncols=2)
     errors, lines = axes[0]
     looks = dict(m=dict(color=style.INK), **{"2m": dict(facecolor=style.PAPER, edgecolor=style.OURS, linewidth=1.6)})
     places = np.arange(len(BINS) - 1)
@@ -63,7 +63,13 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     lined = ((style.INK, "-", 2.6), (style.OURS, "-", 1), (style.QUIET, style.DASHED, 1))
     rows = len(next(iter(sums.values())))
     for line, (color, dashes, thick) in zip(sums.values(), lined, strict=True):
-        lines.plot(np.arange(1, rows + 1)[::EACH], line[::EACH], color=color, linestyle=dashes, linewidth=thick)
+        lines.plot(
+            np.arange(1, rows + 1)[::ROWS_PER_POINT],
+            line[::ROWS_PER_POINT],
+            color=color,
+            linestyle=dashes,
+            linewidth=thick,
+        )
     lines.set(xlabel="rows", ylabel="sum of the errors of D", xlim=(0, rows * 1.02))
     lines.set_xticks(range(0, rows, 1000))
     biased, fixed, exact = sums

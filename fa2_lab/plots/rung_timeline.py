@@ -17,13 +17,13 @@ from fa2_lab.machine.rates import rates
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-LEAD = 250  # clock cycles drawn before the first job that differs from the previous rung
+LEAD_CLOCKS = 250  # clock cycles drawn before the first job that differs from the previous rung
 # The rungs from which, respectively, S starts early, programs are persistent, o is rarely rescaled, and programs have
 # three consumers.
-AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23
+STARTS_S_EARLY, PERSISTENT, LETS_M_LAG, THREE_CONSUMERS = 20, 21, 22, 23
 
 
-class Sizes(NamedTuple):
+class RungCosts(NamedTuple):
     """A rung's number, the programs and consumers that share an SM, and the clock cycles per tile on each unit."""
 
     number: int
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
     softmax: float  # clock cycles for a consumer's instructions in most tiles, including those that start the matmuls
 
 
-def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
+def rung_costs(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> RungCosts:
     """Return the Sizes of a rung, taken from the compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.compiled_rungs()[name, False, d]
@@ -45,8 +45,8 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
     buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has a separate buffer
     # From rung 22 on, a thread skips its multiplications of o by α in most tiles.
-    skipped = model.ROWS * d // 128 if number >= LAGGING else 0
-    return Sizes(
+    skipped = model.ROWS * d // 128 if number >= LETS_M_LAG else 0
+    return RungCosts(
         number,
         keys,
         fact["programs"],
@@ -59,7 +59,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     )
 
 
-SAYS = {  # {rung: headline that names the change from the previous rung}
+HEADLINES = {  # {rung: headline that names the change from the previous rung}
     14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
     15: "Rung 15, in Gluon, takes {now} instructions per tile instead of {then}",
     16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
@@ -71,7 +71,7 @@ SAYS = {  # {rung: headline that names the change from the previous rung}
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
 }
-WHY = {  # {rung: sentences added to its caption}
+EXPLANATIONS = {  # {rung: sentences added to its caption}
     15: "So it is slower at first, but from now on we can place each wait.",
     17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. By itself, rung 17"
     " is not faster.",
@@ -82,7 +82,7 @@ WHY = {  # {rung: sentences added to its caption}
     " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
-CAUSE = {  # {rung: text beside the first changed box or below the copies, which a phone does not show}
+CHANGE_LABELS = {  # {rung: text beside the first changed box or below the copies, which a phone does not show}
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",
@@ -106,61 +106,68 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     previous rung divided by its duration on this rung.
     """
     before = f"{int(after) - 1}"
-    pair, panels = [sizes(before), sizes(after)], []
+    pair, panels = [rung_costs(before), rung_costs(after)], []
     number, then, now = pair[1].number, int(pair[0].softmax), int(pair[1].softmax)
     took = dict(then=then, now=now, fewer=then - now)
-    says, why = SAYS[number].format(**took), WHY.get(number, "").format(**took)
+    headline, explanation = HEADLINES[number].format(**took), EXPLANATIONS.get(number, "").format(**took)
     unit = CHANGED.get(number, "")
-    for rung, size in zip((before, after), pair, strict=True):
-        block, *_ = simulate(size, tiles // size.keys, row_blocks)
+    for rung, costs in zip((before, after), pair, strict=True):
+        block, *_ = simulate(costs, tiles // costs.keys, row_blocks)
         stores = [job.begun for job in block.jobs if job.label == "O"]
         first = [j.begun for j in block.jobs if j.unit == unit and j.actor in ("0", "producer 0") and j.label != "V"]
-        aligned = min((x for x in first if x >= 9000), default=9000 + LEAD) - LEAD
+        aligned = min((x for x in first if x >= 9000), default=9000 + LEAD_CLOCKS) - LEAD_CLOCKS
         start = min(stores) - 1500 if number == PERSISTENT else aligned
         if number == PERSISTENT:
-            marked = [block_of > 0 for block_of in row_blocks_of(block.jobs, size, tiles // size.keys)]
-        elif number == WIDE:
+            marked = [block_of > 0 for block_of in row_blocks_of(block.jobs, costs, tiles // costs.keys)]
+        elif number == THREE_CONSUMERS:
             marked = [job.actor == "2" for job in block.jobs]
         else:
-            marked = [size.number == number and job.unit == unit for job in block.jobs]
+            marked = [costs.number == number and job.unit == unit for job in block.jobs]
         jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
         name = ladder.find(rung)
         counted = reasons.hardware_counters(load("ladder"), name).get(reasons.TENSOR_BUSY)
-        groups = size.consumers * size.programs
-        panel = dict(number=size.number, name=name[4:], jobs=jobs, marked=marked, groups=groups)
-        panels.append(panel | dict(instructions=int(size.softmax), counted=counted))
+        groups = costs.consumers * costs.programs
+        panel = dict(number=costs.number, name=name[4:], jobs=jobs, marked=marked, groups=groups)
+        panels.append(panel | dict(instructions=int(costs.softmax), counted=counted))
     ratio = pair[0].softmax / pair[1].softmax * pair[1].keys / pair[0].keys if unit == "exp" else 1.0
-    return dict(says=says, why=why, panels=panels, unit=unit, ratio=ratio, window=WINDOW.get(number, 5000.0))
+    return dict(
+        headline=headline,
+        explanation=explanation,
+        panels=panels,
+        unit=unit,
+        ratio=ratio,
+        window=WINDOW.get(number, 5000.0),
+    )
 
 
-def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
+def row_blocks_of(jobs: list[Job], costs: RungCosts, tiles: int) -> list[int]:
     """Return, for each job of a program, the index of its row block. A row block has `tiles` tiles."""
     jobs_so_far: dict[tuple[str, str], int] = defaultdict(int)
     indices = []
     for job in jobs:
         kind = job.label.rstrip("0123456789 ")
-        indices.append(jobs_so_far[job.actor, kind] // {"Q": size.consumers, "O": 1}.get(kind, tiles))
+        indices.append(jobs_so_far[job.actor, kind] // {"Q": costs.consumers, "O": 1}.get(kind, tiles))
         jobs_so_far[job.actor, kind] += 1
     return indices
 
 
-def simulate(size: Sizes, tiles: int, row_blocks: int) -> tuple:
+def simulate(costs: RungCosts, tiles: int, row_blocks: int) -> tuple:
     """Return (block, *programs): a simulated SM, and the programs that ran on it."""
     programs: list[Program] = []
-    block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
-    for n in range(size.programs):
-        program = Program(block, size, tiles, row_blocks)
+    block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if costs.number >= STARTS_S_EARLY else SHARED), {}
+    for n in range(costs.programs):
+        program = Program(block, costs, tiles, row_blocks)
         programs.append(program)
         actors[f"producer {n}"] = program.producer()
-        actors |= {f"{n * size.consumers + c}": program.consumer(c) for c in range(size.consumers)}
+        actors |= {f"{n * costs.consumers + c}": program.consumer(c) for c in range(costs.consumers)}
     return block.run(actors), *programs
 
 
 class Program:
     """One program on the simulated SM, which records the tiles that it copied and those that its consumers released."""
 
-    def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
-        self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
+    def __init__(self, block: Block, costs: RungCosts, tiles: int, row_blocks: int) -> None:
+        self.block, self.costs, self.tiles, self.row_blocks = block, costs, tiles, row_blocks
         self.copied: dict[str, Job] = {}
         self.released: dict[str, list[float]] = defaultdict(list)  # {tile: times at which consumers released it}
         self.sent: dict[int, float] = {}  # {row block: time at which its index was written to the mailbox}
@@ -173,19 +180,19 @@ class Program:
         In rungs without a producer warp, the warpgroup itself copies the tiles.
         """
         for r in range(self.row_blocks):
-            if self.size.number < PERSISTENT:
-                yield Wait(lambda r=r: self.ended == r * self.size.consumers, "the program before")
+            if self.costs.number < PERSISTENT:
+                yield Wait(lambda r=r: self.ended == r * self.costs.consumers, "the program before")
             elif r > 1:
-                yield Wait(lambda r=r: len(self.read[r - 2]) == self.size.consumers, "a place in the mailbox")
+                yield Wait(lambda r=r: len(self.read[r - 2]) == self.costs.consumers, "a place in the mailbox")
             self.sent[r] = self.block.clock
-            for c in range(self.size.consumers):
-                self.copied[f"Q{r}.{c}"] = self.block.start("copy", self.size.rows, "Q")
+            for c in range(self.costs.consumers):
+                self.copied[f"Q{r}.{c}"] = self.block.start("copy", self.costs.rows, "Q")
             for n in range(r * self.tiles, (r + 1) * self.tiles):
                 for tensor in "KV":
-                    before = f"{tensor}{n - self.size.stages}"
-                    if n >= self.size.stages:
-                        yield Wait(lambda b=before: len(self.released[b]) == self.size.consumers, before)
-                    job = self.copied[f"{tensor}{n}"] = self.block.start("copy", self.size.copy, tensor)
+                    before = f"{tensor}{n - self.costs.stages}"
+                    if n >= self.costs.stages:
+                        yield Wait(lambda b=before: len(self.released[b]) == self.costs.consumers, before)
+                    job = self.copied[f"{tensor}{n}"] = self.block.start("copy", self.costs.copy, tensor)
                     yield job.done()
 
     def arrival(self, tile: str) -> Wait:
@@ -200,7 +207,7 @@ class Program:
 
         From rung 20 on, a tile's S starts before the previous tile's P V.
         """
-        size, start = self.size, self.block.start
+        costs, start = self.costs, self.block.start
         for r in range(self.row_blocks):
             yield Wait(lambda r=r: r in self.sent, "the mailbox")
             self.read[r].append(self.block.clock)
@@ -208,22 +215,22 @@ class Program:
             pv: Job | None = None
             for n in range(r * self.tiles, (r + 1) * self.tiles):
                 yield self.arrival(f"K{n}")
-                s = start("tensor", size.product, "S")
-                if size.number >= AHEAD and n % self.tiles:
+                s = start("tensor", costs.product, "S")
+                if costs.number >= STARTS_S_EARLY and n % self.tiles:
                     yield self.arrival(f"V{n - 1}")
-                    pv = start("tensor", size.product, "PV")
+                    pv = start("tensor", costs.product, "PV")
                 yield s.done()
                 self.release(f"K{n}")
                 if pv:
                     yield pv.done()  # ptxas puts this wait before nearly all of the softmax
                     self.release(f"V{n - 1}")
-                yield start("exp", size.softmax, f"softmax {size.softmax:.0f}").done()
-                if size.number < AHEAD or n % self.tiles == self.tiles - 1:
+                yield start("exp", costs.softmax, f"softmax {costs.softmax:.0f}").done()
+                if costs.number < STARTS_S_EARLY or n % self.tiles == self.tiles - 1:
                     yield self.arrival(f"V{n}")
-                    yield start("tensor", size.product, "PV").done()
+                    yield start("tensor", costs.product, "PV").done()
                     self.release(f"V{n}")
-            store = start("copy", size.rows, "O")
-            if size.number < PERSISTENT:
+            store = start("copy", costs.rows, "O")
+            if costs.number < PERSISTENT:
                 yield store.done()
             self.ended += 1
 
@@ -244,61 +251,73 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
 @style.picture
-def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, window: float) -> style.Drawn:
+def draw(headline: str, explanation: str, panels: list[Mapping], unit: str, ratio: float, window: float) -> style.Drawn:
     """Draw a panel for each rung, with a strip for each unit, and a line for each warpgroup in each strip.
 
-    `says` and `why` are sentences in the caption. `unit` is the unit to emphasise, or empty. `ratio` is a marked box's
-    duration on the previous rung divided by its duration on this rung. `window` is the number of clock cycles to draw.
+    `headline` and `explanation` are sentences in the caption. `unit` is the unit to emphasise, or empty. `ratio` is a
+    marked box's duration on the previous rung divided by its duration on this rung. `window` is the number of clock
+    cycles to draw.
     """
     number = panels[-1]["number"]
     caption = (
-        f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts the"
-        " instructions that a thread executes in most tiles, including the few that start the matmuls."
+        f"{headline}. {explanation}{' ' * bool(explanation)}Model of an SM of an H200, d = 128, no mask. The number on"
+        " a softmax counts the instructions that a thread executes in most tiles, including the few that start the"
+        " matmuls."
         + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
         + " If a job takes twice as long, two warpgroups share its unit. Wherever all lines of the tensor cores are"
         " empty, there is still time to be gained. The measured percentage is the share of the time in which a profiler"
         " saw the tensor cores at work."
     )
-    timelines, faded, heights = {}, [name for key, name in UNITS.items() if unit not in ("", key)], []
-    for panel in panels:
-        rows = {}
-        for key, name in UNITS.items():
-            for k in range(1 if key == "copy" else panel["groups"]):
-                pairs = zip(panel["jobs"], panel["marked"], strict=True)
-                group_jobs = [(job, new) for job, new in pairs if job[0] == key and (key == "copy" or job[1] == str(k))]
-                group_jobs = [(job[2].removeprefix("softmax "), *job[3:], new) for job, new in group_jobs]
-                rows[name if key == "copy" else f"{name}, {k}"] = group_jobs
-            if key == unit == "copy":
-                rows[""] = []  # an empty row for the text about the copies
-        name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
-        measured = f": tensor cores {panel['counted']:.0f}% busy, measured in the whole kernel"
-        timelines[name + measured * bool(panel["counted"])] = rows
-        heights.append(0.4 + 0.26 * sum(row_heights(rows, faded)))
+    faded = [name for key, name in UNITS.items() if unit not in ("", key)]
+    timelines = {_panel_title(panel): _rows_of_jobs(panel, unit) for panel in panels}
+    heights = [0.4 + 0.26 * sum(row_heights(rows, faded)) for rows in timelines.values()]
     alt = (
-        f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}."
+        f"Two timelines of one SM with strips for copies, tensor cores and softmax. {headline}."
         f" {'; '.join(timelines).capitalize()}."
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
     figure = stacked_timelines(
-        sum(heights) + (0.9 if style.narrow() else 0.4), caption, titled, window, faded=faded, height_ratios=heights
+        sum(heights) + (0.9 if style.is_narrow() else 0.4), caption, titled, window, faded=faded, height_ratios=heights
     )
     clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
-    legend = LEGEND.replace("; ", "\n") if style.narrow() else LEGEND
+    legend = LEGEND.replace("; ", "\n") if style.is_narrow() else LEGEND
     figure.axes[-1].set_xlabel(f"{clocks}\n{legend}")
     if unit == "copy":
-        for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CAUSE[number], strict=True):
+        for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CHANGE_LABELS[number], strict=True):
             _count_copies(ax, rows, panel, cause)
     elif unit:
         more = round(panels[-1]["instructions"] * (1 - ratio))
-        words = f"{'+' if more > 0 else '−'}{abs(more)} instructions", CAUSE[number]
+        words = f"{'+' if more > 0 else '−'}{abs(more)} instructions", CHANGE_LABELS[number]
         _mark_change(figure.axes[-1], list(timelines.values())[-1], faded, words, ratio, window)
     else:
         for ax, rows in zip(figure.axes, timelines.values(), strict=True):
             mark_waits(ax, rows, window)
-            if number == WIDE:
+            if number == THREE_CONSUMERS:
                 _mark_spare_time(ax, rows, window)
     return figure, alt
+
+
+def _panel_title(panel: Mapping) -> str:
+    measured = f": tensor cores {panel['counted']:.0f}% busy, measured in the whole kernel"
+    return f"rung {panel['number']}, {panel['name'].replace('_', ' ')}" + measured * bool(panel["counted"])
+
+
+def _rows_of_jobs(panel: Mapping, unit: str) -> dict[str, list[tuple]]:
+    """Return {row: jobs (label, start, end, whether it is marked)}, with a row for each warpgroup on each unit.
+
+    The copies share one row. If `unit` is the copies, an empty row below them is for the text about them.
+    """
+    rows: dict[str, list[tuple]] = {}
+    for key, name in UNITS.items():
+        for k in range(1 if key == "copy" else panel["groups"]):
+            pairs = zip(panel["jobs"], panel["marked"], strict=True)
+            group_jobs = [(job, new) for job, new in pairs if job[0] == key and (key == "copy" or job[1] == str(k))]
+            group_jobs = [(job[2].removeprefix("softmax "), *job[3:], new) for job, new in group_jobs]
+            rows[name if key == "copy" else f"{name}, {k}"] = group_jobs
+        if key == unit == "copy":
+            rows[""] = []
+    return rows
 
 
 def _mark_spare_time(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
@@ -306,7 +325,7 @@ def _mark_spare_time(ax: style.Axes, rows: Mapping[str, list[tuple]], window: fl
     y = list(rows).index("softmax, 0")
     ended = min(job[2] for job in rows["softmax, 0"] if job[1] > 0)
     wide = min(job[1] for job in rows["tensor cores, 0"] if job[1] > ended) - ended
-    words = f"{wide:,.0f}" if style.narrow() else f"spare: {wide:,.0f}"
+    words = f"{wide:,.0f}" if style.is_narrow() else f"spare: {wide:,.0f}"
     style.box(ax, ended, y + 0.06, wide, 0.88, words, linestyle=style.DASHED)
 
 
@@ -317,7 +336,7 @@ def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -
     jobs = [job[1:3] for name, of in rows.items() if name.startswith(UNITS["tensor"]) for job in of]
     for begun, ended in idle_intervals(jobs, window):
         words = "wait" if ended - begun > 0.07 * window else ""
-        style.masked(ax, begun, lines[0] + 0.06, ended - begun, len(lines) - 0.12, words, zorder=0.5)
+        style.masked_box(ax, begun, lines[0] + 0.06, ended - begun, len(lines) - 0.12, words, zorder=0.5)
 
 
 def idle_intervals(jobs: Iterable[tuple[float, float]], window: float) -> list[tuple[float, float]]:
@@ -346,27 +365,27 @@ def _mark_change(
                 continue
             left, right = sorted((max(before, 0), ended))
             look = dict(hatch=style.MASK_HATCH) if ratio < 1 else dict(linestyle=style.DASHED)
-            ground = style.fill("P") if ratio < 1 else style.PAPER
+            ground = style.tensor_fill("P") if ratio < 1 else style.PAPER
             style.box(ax, left, y + 0.06, right - left, high - 0.12, "", ground, zorder=3, **look)
             if labelled or begun < 0:
                 continue
             labelled = True
             tip, far, middle = right + 0.004 * clocks_drawn(window), 0.05 * clocks_drawn(window), y + high / 2
             style.arrow(ax, (tip + far, middle), (tip, middle))
-            lines = words[0].split() if style.narrow() else words
+            lines = words[0].split() if style.is_narrow() else words
             for k, line in enumerate(lines):
-                bold = "bold" if k == 0 or style.narrow() else "normal"
+                bold = "bold" if k == 0 or style.is_narrow() else "normal"
                 style.note(ax, tip + 1.2 * far, middle + 0.58 * (k - 0.5), line, weight=bold)
 
 
 def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mapping, cause: str) -> None:
     """Draw a bracket below the copies that 128 rows need for one tile, with the number of copies and the reason."""
     count = 2 * len({job[1] for job in panel["jobs"] if job[2] == "K"})
-    copies = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
+    copies = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD_CLOCKS - 1)[:count]
     y = row_heights(rows, ["softmax", "tensor cores"])[0] + 0.2  # the row below the copies
     style.arrow(ax, (copies[0][0], y), (copies[-1][1], y), style="|-|", mutation_scale=3)
     label = style.note(ax, copies[0][0], y + 0.45, f"{count} copies for 128 rows", weight="bold")
-    if not style.narrow():
+    if not style.is_narrow():
         style.beside(ax, f"because {cause}", (1, 0.5), (5, 0), xycoords=label)
 
 
@@ -421,17 +440,17 @@ def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, f
                     patch.set_facecolor(style.tint(style.hue(tensor), 0.12))
                 if pale and fits:
                     patch.label_text.set_color(style.QUIET)
-    names = (0.034 if style.narrow() else 0.0155) * window * max(map(len, rows))
-    step = 2000 if style.narrow() and window > 6000 else 1000 if window > 2000 else 500
+    names = (0.034 if style.is_narrow() else 0.0155) * window * max(map(len, rows))
+    step = 2000 if style.is_narrow() and window > 6000 else 1000 if window > 2000 else 500
     deep = sum(row_heights(rows, faded))
-    style.bare(ax, (-names, window), (-0.05, deep + 0.05), xticks=range(0, int(window) + 1, step))
+    style.strip_axes(ax, (-names, window), (-0.05, deep + 0.05), xticks=range(0, int(window) + 1, step))
 
 
 def letter_width() -> float:
     """Return the width of a character as a share of the time axis."""
-    return 0.0252 if style.narrow() else 0.0135
+    return 0.0252 if style.is_narrow() else 0.0135
 
 
 def clocks_drawn(window: float) -> float:
     """Return the number of clock cycles drawn: `window` or, on a phone, fewer, so that labels fit."""
-    return min(window, max(2400, 0.53 * window)) if style.narrow() else window
+    return min(window, max(2400, 0.53 * window)) if style.is_narrow() else window

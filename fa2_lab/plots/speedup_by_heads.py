@@ -76,7 +76,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: li
     style.note(ax, max(model) + 0.4, 1.05, "as fast as before", ha="right", va="bottom", color=style.QUIET)
     ax.set(ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(low, high))
     ax.set_xticks([])
-    _table(ax, counts, low)
+    _draw_table(ax, counts, low)
     factors = "; ".join(f"{heads} heads {factor:.2f}" for heads, factor in (measured or model).items())
     return (
         figure,
@@ -86,13 +86,13 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: li
     )
 
 
-def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
+def _draw_table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
     """Below each bar, write its number of heads and the number of waves that each rung needs.
 
     `counts` is {heads: (waves of the earlier rung, waves of the later rung)}. The later rung's number is bold if it is
     larger. The table begins below the height `low`.
     """
-    names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.narrow() else NAMES
+    names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.is_narrow() else NAMES
     for row, name in enumerate(names):
         y = low - 0.07 * (row + 1)
         style.note(ax, -0.3, y, name, ha="right")

@@ -44,20 +44,20 @@ def draw(
     caption = "A new maximum shrinks what l and o have summed so far, and all other blocks only add to it. Each shaded"
     caption += " column has a new maximum, and its number is α = exp(m before − m after), the factor for l and o."
     figure, axes = style.new_figure(
-        5.8 if style.narrow() else 5.2, caption, nrows=3, sharex=True, height_ratios=[1.15, 1, 1]
+        5.8 if style.is_narrow() else 5.2, caption, nrows=3, sharex=True, height_ratios=[1.15, 1, 1]
     )
     T_c = len(alpha)
     events = [j for j in range(1, T_c) if alpha[j, row] < 1]
     for ax in axes:
         for j in events:
             ax.axvspan(j + 0.03, j + 0.97, color=style.tint(style.hue("m"), 0.3), linewidth=0, zorder=0)
-    _maximum(axes[0], s[:, row], m[:, row])
+    _draw_maximum(axes[0], s[:, row], m[:, row])
     for j in events:
         factor = f"{alpha[j, row]:.2f}"
-        words = factor.removeprefix("0") if style.narrow() else f"× {factor}"
+        words = factor.removeprefix("0") if style.is_narrow() else f"× {factor}"
         style.note(axes[0], j + 0.5, s[:, row].min(), words, ha="center", weight="bold")
-    _sum(axes[1], "l", l[:, row], alpha[:, row], linestyle=style.DASHED)
-    _sum(axes[2], "o", o[:, row], alpha[:, row])
+    _draw_sum(axes[1], "l", l[:, row], alpha[:, row], linestyle=style.DASHED)
+    _draw_sum(axes[2], "o", o[:, row], alpha[:, row])
     axes[1].set_title("l, the sum of exp(s − m): first times α, then plus the block")
     axes[2].set_title("o, the sum of exp(s − m) v: likewise (one component)")
     ratio = o[-1, row] / l[-1, row]
@@ -75,7 +75,7 @@ def draw(
     return figure, alt
 
 
-def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
+def _draw_maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
     T_c, B_c = s.shape
     x = np.arange(T_c)[:, None] + (np.arange(B_c) + 0.5) / B_c
     ax.plot(x.ravel(), s.ravel(), "o", color=style.hue("S"), markersize=4)
@@ -86,7 +86,7 @@ def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
     ax.margins(y=0.12)
 
 
-def _sum(ax: style.Axes, name: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
+def _draw_sum(ax: style.Axes, name: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
     """Draw two levels per key block: the total after the multiplication by α, and after the new terms are added."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()

@@ -35,7 +35,7 @@ Drawn = tuple[Figure, str]  # what a picture's draw() returns: a figure and its 
 WIDTH, NARROW = 784 / 96, 390 / 96  # the widths of a page's column and of a phone, in inches
 UNITS = {WIDTH: 5.83, NARROW: 4.17}  # {width in inches: width in units}; lengths inside a picture are in units
 SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # font sizes in points: 13, 14 and 16 page pixels
-GAP, BETWEEN = 0.08, 0.04  # the gap below the headline and the extra gap above each panel's title, in inches
+HEADLINE_GAP, TITLE_GAP = 0.08, 0.04  # the gap below the headline and the extra gap above each panel's title, in inches
 
 INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
@@ -47,13 +47,15 @@ BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength, the s
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the card's background, which keeps pictures in notebooks readable on light and dark pages
 EDGE = "#D0D7DE"  # the line around the card
-CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written across lines
+TEXT_BACKGROUND = dict(
+    facecolor=PAPER, edgecolor="none", pad=1.0
+)  # the background of text that is written across lines
 DASHED = (0, (3, 1.5))  # marks the edge of a gradient's box, and distinguishes l's line from m's
 
 # Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, and hues of full
 # strength stay the same.
-GROUND = "#171B21"
-DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: GROUND, MASKED: "#2B3037", OURS: "#B48CE0"}
+DARK_PAPER = "#171B21"
+DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: DARK_PAPER, MASKED: "#2B3037", OURS: "#B48CE0"}
 DARK |= dict(zip(WORKERS, ("#D8DDE3", "#A3B0BD", "#52647A", "#36465A"), strict=True))
 
 RC = {
@@ -101,8 +103,8 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
                 group_digits(ax)
                 ax.set_anchor("N")  # leaves no gap below the headline
             figure.draw_without_rendering()
-            fold_titles(figure)
-            trim(figure)
+            wrap_titles(figure)
+            shrink_height(figure)
             figure.set_layout_engine(None)  # with the placeholder layout engine "none", savefig would draw twice
         figure.set_label(with_script_l(figure.get_label()))
         return figure, with_script_l(alt)
@@ -129,7 +131,7 @@ def hue(tensor: str) -> str:
     return HUES[letter]
 
 
-def worker(k: int) -> str:
+def worker_color(k: int) -> str:
     """Return worker k's colour.
 
     The colours repeat after four workers, so a worker must always be labelled with its name.
@@ -155,9 +157,9 @@ def ink_on(fill: str) -> str:
     return max(inks, key=lambda ink: contrast(ink, fill))
 
 
-def mixed(color: str, ground: str, strength: float) -> str:
-    """Return a mixture of `color` and `ground`, in which `color` has the share `strength`."""
-    parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
+def mix(color: str, background: str, strength: float) -> str:
+    """Return a mixture of `color` and `background`, in which `color` has the share `strength`."""
+    parts = zip(colors.to_rgb(color), colors.to_rgb(background), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
 
@@ -165,12 +167,12 @@ def tint(color: str, strength: float = 0.3) -> str:
     """Return the colour mixed with the paper. A strength of 1 gives the colour itself, and 0 gives the paper."""
     if strength in (0, 1):
         return color if strength else PAPER
-    light = mixed(color, PAPER, strength)
-    DARK[light] = mixed(DARK.get(color, color), GROUND, strength if color in DARK else 0.58 * strength + 0.09)
+    light = mix(color, PAPER, strength)
+    DARK[light] = mix(DARK.get(color, color), DARK_PAPER, strength if color in DARK else 0.58 * strength + 0.09)
     return light
 
 
-def fill(tensor: str) -> str:
+def tensor_fill(tensor: str) -> str:
     """Return the fill of a tensor's box: its hue, tinted so that any label on it is readable."""
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
@@ -183,7 +185,7 @@ def width_in_inches() -> float:
     return matplotlib.rcParams["figure.figsize"][0]
 
 
-def narrow() -> bool:
+def is_narrow() -> bool:
     """Return True if the current picture is for a phone."""
     return width_in_inches() < WIDTH
 
@@ -204,23 +206,23 @@ def new_figure(
     """
     figure = Figure(figsize=(width_in_inches(), height * width_in_inches() / width_in_units()), layout="constrained")
     headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")
-    fold(headline, 0.99 * figure.bbox.width)
+    wrap_text(headline, 0.99 * figure.bbox.width)
     if measured:
         words = f"This is a model. Measured: {measured}."
         caption += f" {words}"
         below = dict(xycoords=headline, xytext=(0, -4), textcoords="offset points", va="top")
-        fold(figure.add_artist(Annotation(words, (0, 0), fontsize=SMALL, **below)), 0.99 * figure.bbox.width)
+        wrap_text(figure.add_artist(Annotation(words, (0, 0), fontsize=SMALL, **below)), 0.99 * figure.bbox.width)
     figure.set_label(caption)
-    above = 0.23 * (1 + headline.get_text().count("\n")) + GAP
-    set_height(figure, figure.get_figheight() + above + BETWEEN * subplots.get("nrows", 1))
+    above = 0.23 * (1 + headline.get_text().count("\n")) + HEADLINE_GAP
+    set_height(figure, figure.get_figheight() + above + TITLE_GAP * subplots.get("nrows", 1))
     return figure, figure.subplots(**subplots)
 
 
 def set_height(figure: Figure, inches: float) -> None:
     """Set a figure's height in inches, preserving the gap and the space for a note below its headline."""
     figure.set_figheight(inches)
-    gap = GAP + sum(note.get_window_extent().height for note in figure.artists) / figure.dpi
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - gap / inches))
+    gap = HEADLINE_GAP + sum(note.get_window_extent().height for note in figure.artists) / figure.dpi
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + TITLE_GAP / 2, rect=(0, 0, 1, 1 - gap / inches))
 
 
 def headline_of(caption: str) -> str:
@@ -228,30 +230,32 @@ def headline_of(caption: str) -> str:
     return re.split(r"(?<=\.) ", caption)[0].removesuffix(".")
 
 
-def fold(text: Text, room: float) -> None:
-    """Break a text into lines at most `room` pixels wide."""
+def wrap_text(text: Text, max_width: float) -> None:
+    """Break a text into lines at most `max_width` pixels wide."""
     lines = text.get_text().split("\n")
     letters = max(map(len, lines))
-    while text.get_window_extent().width > room and letters > 1:
+    while text.get_window_extent().width > max_width and letters > 1:
         letters -= 1
         text.set_text("\n".join(textwrap.fill(line, letters) for line in lines))
 
 
-def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
+def new_stacked_figure(
+    height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any
+) -> tuple[Figure, np.ndarray]:
     """Call new_figure() for a grid of axes. On a phone, the axes of each row are stacked."""
-    if not narrow():
+    if not is_narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
     figure, axes = new_figure(height * ncols, caption, nrows=nrows * ncols, height_ratios=heights, **subplots)
     return figure, axes.reshape(nrows, ncols)
 
 
-def fold_titles(figure: Figure) -> None:
+def wrap_titles(figure: Figure) -> None:
     """Break titles into lines if they would otherwise overlap the next axes or the edge of the picture."""
     for ax in figure.axes:
         title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
         right_neighbours = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
-        fold(title, min([*right_neighbours, figure.bbox.x1]) - title.get_window_extent().x0)
+        wrap_text(title, min([*right_neighbours, figure.bbox.x1]) - title.get_window_extent().x0)
     figure.draw_without_rendering()
 
 
@@ -259,7 +263,7 @@ def _right_of(box: Any, other: Any) -> bool:
     return other.x0 > box.x0 + 1 and other.y0 < box.y1 and box.y0 < other.y1
 
 
-def trim(figure: Figure) -> None:
+def shrink_height(figure: Figure) -> None:
     """Shrink the figure to the height of its contents."""
     content_height = figure.get_tightbbox().height + 0.1
     if content_height < figure.get_figheight() - 0.2:
@@ -267,7 +271,7 @@ def trim(figure: Figure) -> None:
         figure.draw_without_rendering()
 
 
-def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
+def strip_axes(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
     """Set the axes' limits, and remove ticks and spines. `ylim` is (top, bottom)."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
@@ -302,7 +306,7 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
     return patch
 
 
-def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
+def masked_box(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
     """Draw a hatched box, in the style of a masked score."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
@@ -334,9 +338,9 @@ def draw_owners(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> Non
     """
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:
-            masked(ax, j, i)
+            masked_box(ax, j, i)
         else:
-            box(ax, j, i, 1, 1, f"{k + first}", worker(k), **look)
+            box(ax, j, i, 1, 1, f"{k + first}", worker_color(k), **look)
 
 
 def tensor_box(
@@ -344,12 +348,12 @@ def tensor_box(
 ) -> Rectangle:
     """Draw a box in a tensor's colours. A gradient's box has a dashed edge."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
-    return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
+    return box(ax, x, y, w, h, label, tensor_fill(tensor), **edge | look)
 
 
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
     """Set up axes for a grid of T_r × T_c tiles: row block 0 on top, queries down, keys right, and no ticks."""
-    bare(ax, (-0.05, T_c + 0.05), (-0.05, T_r + 0.05), aspect="equal", xlabel="keys →", ylabel="← queries")
+    strip_axes(ax, (-0.05, T_c + 0.05), (-0.05, T_r + 0.05), aspect="equal", xlabel="keys →", ylabel="← queries")
     ax.xaxis.set_label_position("top")
 
 
@@ -370,16 +374,16 @@ def with_commas(x: float, position: int | None = None) -> str:
     return f"{x:,g}".replace("-", "−")
 
 
-def log_places(low: float, high: float, most: int = 9) -> list[float]:
+def log_places(low: float, high: float, max_ticks: int = 9) -> list[float]:
     """Return round numbers for the ticks of a logarithmic axis from `low` to `high`.
 
-    The list has at most `most` numbers and, if possible, at least four.
+    The list has at most `max_ticks` numbers and, if possible, at least four.
     """
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
     ticks: list[float] = []
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
         finer = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
-        if len(ticks) >= 4 or len(finer) > most:
+        if len(ticks) >= 4 or len(finer) > max_ticks:
             break
         ticks = finer
     return ticks
@@ -397,10 +401,10 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 # The page's own fonts. None is wider than DejaVu Sans, whose widths determine a picture's layout.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
-SHEET = '<style type="text/css">'  # the start of matplotlib's own style sheet
+STYLE_SHEET = '<style type="text/css">'  # the start of matplotlib's own style sheet
 # An SVG file that is opened by itself follows the browser's dark mode.
-GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "
-SHORTER = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
+STYLE_SHEET_WITH_SCHEME = f"{STYLE_SHEET}svg:root{{color-scheme: light dark}} "
+SHORTENINGS = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
     r"<!--.*?-->": "",
     r"font-family: 'DejaVu Sans'; ": "",
     r' transform="rotate\(-0 [^"]*"': "",
@@ -410,8 +414,8 @@ SHORTER = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
     r"(\.\d\d)\d+(?=[^<>]*>)": r"\1",
     r"\s*\n\s*": "\n",
 }
-LOOK = r"""(y="\S+" style="[^"]*'STIX[^"]*")"""
-RUN = re.compile(rf'<tspan x="\S+" {LOOK}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<]</tspan>\n)*')
+FORMULA_STYLE = r"""(y="\S+" style="[^"]*'STIX[^"]*")"""
+FORMULA_LETTERS = re.compile(rf'<tspan x="\S+" {FORMULA_STYLE}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<]</tspan>\n)*')
 
 
 def merge_letters(match: re.Match) -> str:
@@ -421,7 +425,7 @@ def merge_letters(match: re.Match) -> str:
     return f'<tspan x="{places}" {match[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
 
 
-SOURCE = 13  # the height of the source line, in the SVG file's points
+SOURCE_HEIGHT = 13  # the height of the source line, in the SVG file's points
 
 
 def svg(figure: Figure, alt: str, source: str = "") -> bytes:
@@ -437,14 +441,14 @@ def svg(figure: Figure, alt: str, source: str = "") -> bytes:
         figure.savefig(out, format="svg", metadata=plain, transparent=True)
     file = out.getvalue().decode()
     body = file[file.index("<defs") : file.rindex("</svg>")]
-    for wordy, short in SHORTER.items():
+    for wordy, short in SHORTENINGS.items():
         body = re.sub(wordy, short, body)
-    body = RUN.sub(merge_letters, body).replace(SHEET, GROUNDED, 1)
+    body = FORMULA_LETTERS.sub(merge_letters, body).replace(STYLE_SHEET, STYLE_SHEET_WITH_SCHEME, 1)
     width_in_units, height = (72 * inches for inches in figure.get_size_inches())
     if source:
         look = f"font-size: 7.5px; text-anchor: end; fill: {QUIET.lower()}"
         body += f'<text class="source" style="{look}" x="{width_in_units - 3:g}" y="{height + 8:g}">{source}</text>\n'
-        height += SOURCE
+        height += SOURCE_HEIGHT
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
         f' width="{width_in_units / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width_in_units:g} {height:g}"'

@@ -43,35 +43,35 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     )
     figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape
-    _bits(ax, places[swizzled], chunk)
+    _draw_bits(ax, places[swizzled], chunk)
     for (name, layout), x in zip(places.items(), (FIRST, SECOND), strict=True):
-        _memory(ax, x, layout, chunk)
-        words = name.replace(" the", "\nthe") if style.narrow() else name
+        _draw_memory(ax, x, layout, chunk)
+        words = name.replace(" the", "\nthe") if style.is_narrow() else name
         style.note(
             ax, x, -1.0, f"{words}:\n{style.count_with_noun(steps[name][chunk], 'step')}", weight="bold", va="bottom"
         )
     style.note(ax, FIRST - 0.3, rows + 1.1, "reads", ha="right")
-    style.bare(ax, (-0.1, SECOND + across + 0.1), (-3.6 if style.narrow() else -2.7, rows + 1.8))
+    style.strip_axes(ax, (-0.1, SECOND + across + 0.1), (-3.6 if style.is_narrow() else -2.7, rows + 1.8))
     step_counts = {name: sorted(set(n)) for name, n in steps.items()}
     lines = ", ".join(f"row {r}: place {p}" for r, p in enumerate(places[swizzled][:, chunk]))
     alt = (
-        f"Chunk {chunk} of {rows} rows of K. Its place is its number XOR the row, bit by bit: {lines}."
-        f" One after the other, all {rows} reads use one group of banks: {_steps(step_counts[plain])} for any chunk."
-        f" Swizzled, each uses another group: {_steps(step_counts[swizzled])} for any chunk."
+        f"Chunk {chunk} of {rows} rows of K. Its place is its number XOR the row, bit by bit: {lines}. One after the"
+        f" other, all {rows} reads use one group of banks: {_format_steps(step_counts[plain])} for any chunk. Swizzled,"
+        f" each uses another group: {_format_steps(step_counts[swizzled])} for any chunk."
     )
     return figure, alt
 
 
-def _steps(steps: list[int]) -> str:
+def _format_steps(steps: list[int]) -> str:
     return " or ".join(style.count_with_noun(n, "step") for n in steps)
 
 
-def _bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
+def _draw_bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
     """Draw the equation row XOR chunk = position for each row, with three bits per number."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
-        style.note(ax, x, -0.5, "c" if style.narrow() and name == "chunk" else name, ha="center")
+        style.note(ax, x, -0.5, "c" if style.is_narrow() and name == "chunk" else name, ha="center")
     for row, place in enumerate(layout[:, chunk].tolist()):
         for name, n in dict(row=row, chunk=chunk, place=place).items():
             style.note(ax, columns[name], row + 0.5, f"{n:03b}", ha="center")
@@ -79,7 +79,7 @@ def _bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
         style.note(ax, 4.0, row + 0.5, "=", ha="center")
 
 
-def _memory(ax: style.Axes, x: float, layout: np.ndarray, chunk: int) -> None:
+def _draw_memory(ax: style.Axes, x: float, layout: np.ndarray, chunk: int) -> None:
     """Draw each chunk at its position. Label the bank groups above, and the number of reads of each group below."""
     for place in range(layout.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")

@@ -24,10 +24,10 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
         f" 64 rows of S, P and O in its registers. On Blackwell, two row blocks of {B} fill the tensor memory of an SM:"
         f" {' + '.join(str(n) for n in words.values())} = {columns} columns, {room} KiB. P overwrites S."
     )
-    figure, axes = style.stacked(2.7, caption, ncols=2)
+    figure, axes = style.new_stacked_figure(2.7, caption, ncols=2)
     hopper, blackwell = axes[0]
-    _hopper(hopper, registers)
-    _blackwell(blackwell, words, room)
+    _draw_hopper(hopper, registers)
+    _draw_blackwell(blackwell, words, room)
     sizes = ", ".join(f"{name} {n} KiB" for name, n in registers.items())
     alt = (
         "Two drawings. On Hopper, shared memory with Q, K and V feeds the tensor cores, and these leave S and O in"
@@ -38,7 +38,7 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
     return figure, alt
 
 
-def _operands(ax: style.Axes, top: float = 0) -> None:
+def _draw_operands(ax: style.Axes, top: float = 0) -> None:
     """Draw shared memory with its tiles, and the tensor cores below it."""
     style.box(ax, 0, top, 10, 2.1, edgecolor=style.QUIET)
     style.note(ax, 0.3, top + 0.5, "shared memory")
@@ -49,18 +49,18 @@ def _operands(ax: style.Axes, top: float = 0) -> None:
     style.arrow(ax, (5, top + 3.75), (5, top + 4.45))
 
 
-def _hopper(ax: style.Axes, registers: dict[str, int]) -> None:
-    _operands(ax)
+def _draw_hopper(ax: style.Axes, registers: dict[str, int]) -> None:
+    _draw_operands(ax)
     style.box(ax, 0, 4.45, 10, 5.35, edgecolor=style.INK, linewidth=1.8)
     style.note(ax, 0.3, 4.95, "registers of a consumer, 64 rows", weight="bold")
     for n, (tensor, size) in enumerate(registers.items()):
         style.tensor_box(ax, 0.3 + 3.2 * n, 5.4, 3, 0.95, tensor, f"{tensor}, {size} KiB")
     style.note(ax, 5, 8.1, "S → maximum, $2^x$ → P", ha="center")
-    style.bare(ax, (-0.2, 10.2), (-0.2, 10.2), title="Hopper, an SM")
+    style.strip_axes(ax, (-0.2, 10.2), (-0.2, 10.2), title="Hopper, an SM")
 
 
-def _blackwell(ax: style.Axes, words: dict[str, int], room: int) -> None:
-    _operands(ax)
+def _draw_blackwell(ax: style.Axes, words: dict[str, int], room: int) -> None:
+    _draw_operands(ax)
     style.box(ax, 0, 4.45, 10, 2.4, edgecolor=style.INK, linewidth=1.8)
     style.note(ax, 0.3, 4.95, f"tensor memory, {room} KiB", weight="bold")
     x, wide = 0.3, 9.4 / sum(words.values())
@@ -74,4 +74,4 @@ def _blackwell(ax: style.Axes, words: dict[str, int], room: int) -> None:
     style.box(ax, 0, 7.6, 10, 2.2, edgecolor=style.QUIET)
     style.note(ax, 0.3, 8.1, "registers, one row per thread")
     style.note(ax, 5, 9.1, "S → maximum, $2^x$ → P", ha="center")
-    style.bare(ax, (-0.2, 10.2), (-0.2, 10.2), title="Blackwell, an SM")
+    style.strip_axes(ax, (-0.2, 10.2), (-0.2, 10.2), title="Blackwell, an SM")

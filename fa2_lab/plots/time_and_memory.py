@@ -76,9 +76,9 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     above.set_title(f"Milliseconds for {TOKENS:,} tokens in sequences of N, forward")
     below.set_title("MiB for one sequence of N, beyond its inputs")
     for name, curve in time.items():
-        _name(above, name, curve[-1], NAMES.get(name, name))
-    _name(below, "standard", memory["standard"][-1], "standard: the next\nruns out of memory")
-    _name(below, "ours", memory["ours"][-1], "FA2, ours")
+        _write_name(above, name, curve[-1], NAMES.get(name, name))
+    _write_name(below, "standard", memory["standard"][-1], "standard: the next\nruns out of memory")
+    _write_name(below, "ours", memory["ours"][-1], "FA2, ours")
     ms, MiB = (
         ", ".join(f"{name} {curve[-1][1]:,.4g} at {curve[-1][0]:,}" for name, curve in curves.items())
         for curves in (time, memory)
@@ -86,7 +86,7 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     return figure, f"Two charts over N on logarithmic axes. Milliseconds: {ms}. MiB beyond the inputs: {MiB}."
 
 
-def _name(ax: style.Axes, name: str, at: tuple[int, float], words: str) -> None:
+def _write_name(ax: style.Axes, name: str, at: tuple[int, float], words: str) -> None:
     weight = "bold" if name == "ours" else "normal"
     style.beside(
         ax, words, at, (7, 0), color=LOOKS[name]["color"], weight=weight, va="top" if "\n" in words else "center"

@@ -22,47 +22,49 @@ def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
     `moved` is {"split_k": {("read", "Q"): bytes, …}, "split_q": …}.
     """
     caption = "If the warps split Q instead of K, no partial results go through shared memory."
-    figure, axes = style.stacked(
+    figure, axes = style.new_stacked_figure(
         3.3, f"{caption} This is figure 3 of the paper, for a tile of {B_r} × {B_c}, d = {d} and 16 bits.", ncols=2
     )
     figure.get_layout_engine().set(wspace=0.08)
-    cost = {scheme: f"{kib(sum(moved[scheme].values()))} KiB" for scheme in NAMES}
+    cost = {scheme: f"{format_kib(sum(moved[scheme].values()))} KiB" for scheme in NAMES}
     for ax, scheme in zip(axes[0], NAMES, strict=True):
-        _operands(ax, scheme, W)
+        _draw_operands(ax, scheme, W)
         ax.set_xlabel(f"{cost[scheme]} through shared memory,\n{warps.BARRIERS[scheme]} barriers per tile")
     alt = (
-        f"Split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
-        f" partial O of full size, to be added up. Split-Q: Q, S and O are cut into rows for each warp, all"
-        f" warps read K and V, and nothing is added. Per tile split-K moves {cost['split_k']}, of"
-        f" which {kib(_partials(moved['split_k']))} are partial results, with {warps.BARRIERS['split_k']} barriers;"
-        f" split-Q {cost['split_q']}, none of them partial, with {warps.BARRIERS['split_q']} barriers."
+        f"Split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a partial O"
+        " of full size, to be added up. Split-Q: Q, S and O are cut into rows for each warp, all warps read K and V,"
+        f" and nothing is added. Per tile split-K moves {cost['split_k']}, of which"
+        f" {format_kib(_partial_bytes(moved['split_k']))} are partial results, with {warps.BARRIERS['split_k']}"
+        f" barriers; split-Q {cost['split_q']}, none of them partial, with {warps.BARRIERS['split_q']} barriers."
     )
     return figure, alt
 
 
-def kib(size: int) -> str:
+def format_kib(size: int) -> str:
     return f"{size / 1024:.0f}"
 
 
-def _partials(moved: dict[tuple[str, str], int]) -> int:
+def _partial_bytes(moved: dict[tuple[str, str], int]) -> int:
     return sum(size for (_, tensor), size in moved.items() if tensor in ("max", "sum", "PV"))
 
 
-def _operands(ax: style.Axes, scheme: str, W: int) -> None:
+def _draw_operands(ax: style.Axes, scheme: str, W: int) -> None:
     """Draw Kᵀ above S, Q to the left of S, and V above O."""
     keys = scheme == "split_k"
     d, left, top = W / 2, W / 2 + GAP, W + GAP
     right = left + W + GAP
-    _matrix(ax, "K", "Kᵀ", left, W - d, W, d, "columns" if keys else "whole", W)
-    _matrix(ax, "V", "V", right, 0, d, W, "rows" if keys else "whole", W)
-    _matrix(ax, "Q", "Q", 0, top, d, W, "whole" if keys else "rows", W)
-    _matrix(ax, "S", "S, P", left, top, W, W, "columns" if keys else "rows", W)
-    _matrix(ax, "O", f"{W} parts of O" if keys else "O", right, top, d, W, "layers" if keys else "rows", W)
-    style.bare(ax, (-0.1, right + d + 1.2), (-GAP, top + W + 0.7), aspect="equal")
+    _draw_matrix(ax, "K", "Kᵀ", left, W - d, W, d, "columns" if keys else "whole", W)
+    _draw_matrix(ax, "V", "V", right, 0, d, W, "rows" if keys else "whole", W)
+    _draw_matrix(ax, "Q", "Q", 0, top, d, W, "whole" if keys else "rows", W)
+    _draw_matrix(ax, "S", "S, P", left, top, W, W, "columns" if keys else "rows", W)
+    _draw_matrix(ax, "O", f"{W} parts of O" if keys else "O", right, top, d, W, "layers" if keys else "rows", W)
+    style.strip_axes(ax, (-0.1, right + d + 1.2), (-GAP, top + W + 0.7), aspect="equal")
     ax.set_title(NAMES[scheme])
 
 
-def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
+def _draw_matrix(
+    ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int
+) -> None:
     """Draw one matrix, either whole, if all warps read it, or cut into slices that are numbered by warp.
 
     `split` is "whole", "rows", "columns" or "layers". With "layers", each warp has a partial result of full size.
@@ -72,12 +74,12 @@ def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float
         style.tensor_box(ax, x, y, w, h, tensor, "all\nwarps")
         return
     for k in range(W):
-        place, chip = _part(k, W, x, y, w, h)[split]
+        place, chip = _part_place(k, W, x, y, w, h)[split]
         style.tensor_box(ax, *place, tensor, linewidth=1)
-        style.box(ax, chip[0] - 0.3, chip[1] - 0.3, 0.6, 0.6, f"{k + 1}", style.worker(k), zorder=2.5)
+        style.box(ax, chip[0] - 0.3, chip[1] - 0.3, 0.6, 0.6, f"{k + 1}", style.worker_color(k), zorder=2.5)
 
 
-def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
+def _part_place(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
     """Return {split: (rectangle of warp k's slice, position of its number)} for each way to cut a matrix."""
     row, column = h / W, w / W
     shift_x, shift_y = x + 0.38 * k, y + 0.2 * k

@@ -69,7 +69,7 @@ def divided() -> dict:
 
 
 PICTURES = {"orders": orders, "heads": heads, "divided": divided}
-MANY = 1500  # with more blocks than this, a single block is too small to see
+MAX_VISIBLE_BLOCKS = 1500  # with more blocks than this, a single block is too small to see
 
 
 @style.picture
@@ -82,10 +82,10 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
     for ax, (name, schedule) in zip(axes, ran.items(), strict=True):
-        style.bare(ax, (0, 1.02 * last), (0, schedule.SMs), ylabel=f"{schedule.SMs} SMs", xticks=[])
+        style.strip_axes(ax, (0, 1.02 * last), (0, schedule.SMs), ylabel=f"{schedule.SMs} SMs", xticks=[])
         ax.set_title(f"{name}: {schedule.utilisation:.0%} busy")
-        _bars(ax, schedule)
-        _end(ax, schedule, last)
+        _draw_blocks(ax, schedule)
+        _mark_end(ax, schedule, last)
     axes[-1].spines["bottom"].set_visible(True)
     axes[-1].xaxis.set_major_locator(MaxNLocator(6))
     axes[-1].set(xlim=(0, 1.02 * last), xlabel="time in tiles (model) →")
@@ -97,12 +97,12 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     return figure, f"{len(ran)} charts of SMs over time, in tiles, on one scale; every bar is a thread block. {runs}."
 
 
-def _bars(ax: style.Axes, schedule: Schedule) -> None:
+def _draw_blocks(ax: style.Axes, schedule: Schedule) -> None:
     """Draw each block as a bar on its SM's line, in alternating greys."""
-    if len(schedule.placements) > MANY:
+    if len(schedule.placements) > MAX_VISIBLE_BLOCKS:
         # One bar per SM, up to the end of its last block.
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placements}
-        style.bars(ax, list(whole.values()), style.worker(1))
+        style.bars(ax, list(whole.values()), style.worker_color(1))
         return
     height = 1 if schedule.SMs > 32 else 0.92  # if there are few SMs, leave a gap between their lines
     begun: Counter[int] = Counter()
@@ -111,15 +111,15 @@ def _bars(ax: style.Axes, schedule: Schedule) -> None:
         greys[begun[p.SM] % 2].append((p.start, p.SM, p.end - p.start, height))
         begun[p.SM] += 1
     for grey, places in enumerate(greys):
-        style.bars(ax, places, style.worker(1 + grey))
+        style.bars(ax, places, style.worker_color(1 + grey))
 
 
-def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
+def _mark_end(ax: style.Axes, schedule: Schedule, last: float) -> None:
     """Draw a line at the end of the last block, and note the number of SMs that never ran a block."""
     end = schedule.makespan
     ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)
     text_left_of_end = end > 0.8 * last
-    look = dict(ha="right", bbox=style.CLEAR) if text_left_of_end else dict(ha="left")
+    look = dict(ha="right", bbox=style.TEXT_BACKGROUND) if text_left_of_end else dict(ha="left")
     style.note(ax, end + (-0.01 if text_left_of_end else 0.01) * last, 0.85 * schedule.SMs, f"ends at {end:,g}", **look)
     idle = schedule.SMs - schedule.SMs_used
     if idle > schedule.SMs / 10:  # otherwise, there is no room for the text

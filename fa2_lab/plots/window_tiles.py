@@ -13,12 +13,12 @@ def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
 
     A query sees itself, the `left` keys before it, and the first `first` keys.
     """
-    needed = {n: int((kinds(n, B, left, first) != Tile.SKIP).sum()) for n in LENGTHS}
+    needed = {n: int((kinds_of(n, B, left, first) != Tile.SKIP).sum()) for n in LENGTHS}
     visited = {n: (n // B) * (n // B + 1) // 2 for n in LENGTHS}
-    return dict(kinds=kinds(N, B, left, first), B=B, left=left, first=first, visited=visited, needed=needed)
+    return dict(kinds=kinds_of(N, B, left, first), B=B, left=left, first=first, visited=visited, needed=needed)
 
 
-def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
+def kinds_of(N: int, B: int, left: int, first: int) -> np.ndarray:
     """Return an array that classifies each tile as SKIP, DIAGONAL or FULL.
 
     The first `first` keys are all in column block 0.
@@ -43,13 +43,13 @@ def draw(
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"
         " loop that knows only the causal mask, although the mask hides all of their scores."
     )
-    figure, axes = style.stacked(3.1, caption, ncols=2)
+    figure, axes = style.new_stacked_figure(3.1, caption, ncols=2)
     grid, curves = axes[0]
     T = len(kinds)
-    _grid(grid, kinds)
+    _draw_grid(grid, kinds)
     grid.set_title(f"window and first keys, N = {T * B:,}")
-    style.bare(grid, (-0.3, T + 0.3), (-0.3, T + 0.3), aspect="equal", ylabel="← queries", xlabel="keys →")
-    _curves(curves, visited, needed)
+    style.strip_axes(grid, (-0.3, T + 0.3), (-0.3, T + 0.3), aspect="equal", ylabel="← queries", xlabel="keys →")
+    _draw_curves(curves, visited, needed)
     ends = "; ".join(f"N = {n:,}: {visited[n]:,} and {needed[n]:,}" for n in visited)
     empty = T * (T + 1) // 2 - int((kinds != Tile.SKIP).sum())
     alt = (
@@ -60,23 +60,28 @@ def draw(
     return figure, alt
 
 
-def _grid(ax: style.Axes, kinds: np.ndarray) -> None:
+def _draw_grid(ax: style.Axes, kinds: np.ndarray) -> None:
     T = len(kinds)
     causal_part = np.tri(T, dtype=bool)
-    style.masked(ax, 0, 0, T, T, linewidth=0.5)
+    style.masked_box(ax, 0, 0, T, T, linewidth=0.5)
     style.bars(ax, [(0, i, i + 1, 1) for i in range(T)], style.PAPER)
     for kind in (Tile.FULL, Tile.DIAGONAL):
         places = [(j, i, 1, 1) for i, j in np.argwhere(kinds == kind)]
         style.bars(ax, places, causal_tiles.FILLS[kind], edgecolor=style.QUIET, linewidth=0.4)
     empty = np.argwhere(causal_part & (kinds == Tile.SKIP))
     ax.scatter(empty[:, 1] + 0.5, empty[:, 0] + 0.5, s=1.5, color=style.QUIET, linewidths=0)
-    style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.CLEAR)
+    style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.TEXT_BACKGROUND)
     style.note(
-        ax, 0.31 * T, 0.76 * T, f"{len(empty)} useless tiles:\noutside the window", ha="center", bbox=style.CLEAR
+        ax,
+        0.31 * T,
+        0.76 * T,
+        f"{len(empty)} useless tiles:\noutside the window",
+        ha="center",
+        bbox=style.TEXT_BACKGROUND,
     )
 
 
-def _curves(ax: style.Axes, visited: dict[int, int], needed: dict[int, int]) -> None:
+def _draw_curves(ax: style.Axes, visited: dict[int, int], needed: dict[int, int]) -> None:
     lines = {
         "visited by\na causal loop": (visited, style.QUIET, style.DASHED),
         "needed for\nthe window": (needed, style.hue("S"), "-"),

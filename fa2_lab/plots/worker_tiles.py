@@ -10,7 +10,9 @@ from fa2_lab.tiles import Mask, Tiling
 def data(T: int = 4, B: int = 64) -> dict:
     """Return each tile's worker and the workers that add to each block of dQ, for T × T tiles of B × B scores."""
     tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
-    owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
+    owners = {
+        (direction, c): grid.owners(t, direction) for direction in ("forward", "backward") for c, t in tilings.items()
+    }
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
 
 
@@ -30,44 +32,44 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     )
     caption += " This is figure 2 of the paper."
     T_r, T_c = owners["forward", False].shape
-    figure, axes = style.stacked(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
+    figure, axes = style.new_stacked_figure(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
     for column, causal in enumerate((False, True)):
         forward, backward = owners["forward", causal], owners["backward", causal]
         keys = "causal" if causal else "all keys"
-        _grid(axes[0][column], forward, f"Forward, {keys}")
-        _grid(axes[1][column], backward, f"Backward, {keys}", DEEPER)
-        _rows_of(axes[0][column], T_c, "O", [sorted(set(row[row >= 0].tolist())) for row in forward], "written by")
-        _rows_of(axes[1][column], T_c, "dQ", dq_writers[causal], "added by")
+        _draw_tiles(axes[0][column], forward, f"Forward, {keys}")
+        _draw_tiles(axes[1][column], backward, f"Backward, {keys}", DEEPER)
+        _draw_writers(axes[0][column], T_c, "O", [sorted(set(row[row >= 0].tolist())) for row in forward], "written by")
+        _draw_writers(axes[1][column], T_c, "dQ", dq_writers[causal], "added by")
         for j in range(T_c):  # each block of dK and dV has one writer, shown by the column's colour
             for tensor, left in (("dK", 0.02), ("dV", 0.51)):
                 style.tensor_box(axes[1][column], j + left, T_r + 0.2, 0.47, 0.55, tensor, tensor, linewidth=1)
     alt = (
         f"Four grids of {T_r} by {T_c} tiles, queries down, keys right, each tile with the number of its worker."
         f" Forward: {T_r} workers take a row each and write their own O. Backward: {T_c} workers take a column each,"
-        f" write their own dK and dV, and add to shared blocks of dQ: {_count(dq_writers[False])} workers for rows"
-        f" from top to bottom, {_count(dq_writers[True])} under a causal mask, which skips the tiles above the diagonal"
-        f" and leaves workers with unequal numbers of tiles."
+        f" write their own dK and dV, and add to shared blocks of dQ: {_format_counts(dq_writers[False])} workers for"
+        f" rows from top to bottom, {_format_counts(dq_writers[True])} under a causal mask, which skips the tiles above"
+        " the diagonal and leaves workers with unequal numbers of tiles."
     )
     return figure, alt
 
 
-def _count(writers: list[list[int]]) -> str:
+def _format_counts(writers: list[list[int]]) -> str:
     return ", ".join(str(len(own_workers)) for own_workers in writers)
 
 
-def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
+def _draw_tiles(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
     T_r, T_c = owner.shape
     bare = dict(aspect="equal", title=title, ylabel="← queries")
-    style.bare(ax, (-0.05, T_c + WIDER), (-0.45, T_r + 0.05 + deeper), **bare)
+    style.strip_axes(ax, (-0.05, T_c + WIDER), (-0.45, T_r + 0.05 + deeper), **bare)
     style.note(ax, T_c / 2, -0.22, "keys →", ha="center")
     style.draw_owners(ax, owner, first=1, size=style.NORMAL)
 
 
-def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
+def _draw_writers(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
     """Draw each block of a result next to its row of tiles, followed by the workers that write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
     for i, own_workers in enumerate(writers):
         style.tensor_box(ax, left, i + 0.2, 0.66, 0.6, tensor, tensor)
         for n, k in enumerate(own_workers):
-            style.box(ax, left + 0.75 + 0.4 * n, i + 0.28, 0.37, 0.44, f"{k + 1}", style.worker(k))
+            style.box(ax, left + 0.75 + 0.4 * n, i + 0.28, 0.37, 0.44, f"{k + 1}", style.worker_color(k))

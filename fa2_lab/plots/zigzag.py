@@ -34,7 +34,9 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
     number of tiles on each rank}.
     """
     caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
-    figure, axes = style.stacked(4.1, f"{caption} Here are {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1])
+    figure, axes = style.new_stacked_figure(
+        4.1, f"{caption} Here are {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1]
+    )
     figure.get_layout_engine().set(w_pad=0.08)
     length = setting.split(" on ")[0]
     most = max(max(counts) for counts in tiles.values())
@@ -45,7 +47,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
         ax.set_title(layout)
         style.draw_owners(ax, owner)
         counts = {f"rank {rank}": n for rank, n in enumerate(tiles[layout])}
-        words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker(rank) for rank in range(len(counts))]
+        words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker_color(rank) for rank in range(len(counts))]
         style.named_bars(axes[1][column], counts, words, fills)
         axes[1][column].set(xlim=(0, 1.4 * most))
         axes[1][column].set_title(f"{layout}, {length}: tiles, {busy[layout]:.0%} busy")

@@ -122,9 +122,11 @@ def serving(environment: Environment) -> dict[str, str]:
     served = {}
     for d in (64, 128):
         q = torch.empty(1, 16, 4096, d, dtype=torch.bfloat16, device="cuda")
-        modules = {way: dispatch.hopper_module(way, q.device) for way in ("forward", "backward")}
-        own = {way: module is not None and module.enough_work(q, q) for way, module in modules.items()}
-        served[str(d)] = ", ".join(f"{way} {'by Hopper' if mine else 'portable'}" for way, mine in own.items())
+        modules = {direction: dispatch.hopper_module(direction, q.device) for direction in ("forward", "backward")}
+        own = {direction: module is not None and module.enough_work(q, q) for direction, module in modules.items()}
+        served[str(d)] = ", ".join(
+            f"{direction} {'by Hopper' if mine else 'portable'}" for direction, mine in own.items()
+        )
     return served
 
 

@@ -130,7 +130,9 @@ def smoke() -> Plan:
     """Plan the implementations that need no GPU on small problems, to show that the bench works."""
     protocol_text = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = implementations.names("smoke")
-    jobs = [partial(time_dense, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
+    jobs = [
+        partial(time_dense, p, direction, names, FEW_CALLS, "µs on the host") for p in SMOKE for direction in DIRECTIONS
+    ]
     return Plan(Record("smoke", environment(), protocol_text), jobs)
 
 
@@ -144,7 +146,9 @@ MEMORY_PROTOCOL = (
 
 def small() -> Plan:
     """Plan host-time measurements of one warm call, either a forward pass or a forward and a backward pass together."""
-    places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
+    places = [
+        (p, direction) for direction in ("forward", "both") for p in SMALL if direction == "forward" or p.N_q == 256
+    ]
     jobs = [
         partial(time_dense, *place, implementations.names("dense"), protocol.measure_host_time, "µs")
         for place in places

@@ -131,10 +131,10 @@ def preview_png(chapter: Chapter) -> bytes:
         while title.get_window_extent().width > 0.48 * figure.bbox.width:  # no word is broken
             title.set_fontsize(title.get_fontsize() - 1)
         title.set_text(words)
-        style.fold(title, 0.48 * figure.bbox.width)
+        style.wrap_text(title, 0.48 * figure.bbox.width)
         end = title.get_window_extent().y0 / figure.bbox.height
         question = figure.text(0.035, end - 0.05, chapter.question, fontsize=12.5, linespacing=1.3, **look)
-        style.fold(question, 0.46 * figure.bbox.width)
+        style.wrap_text(question, 0.46 * figure.bbox.width)
         kind = "Chapter" if chapter.number[0].isdigit() else "Appendix"
         figure.text(0.035, 0.94, f"{kind} {chapter.number}", fontsize=12.5, color=style.QUIET, **look)
         figure.text(0.035, 0.05, "fa2_lab", fontsize=12, fontweight="bold", color=style.OURS)
@@ -153,7 +153,7 @@ def with_palette(image: Image.Image) -> bytes:
 
 def draw_tiles(ax: Axes, rows: tuple[str, ...], tall: float = 1.0) -> None:
     """Draw these tiles, `tall` times as high as wide, and as large as the axes allow."""
-    style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect=tall)
+    style.strip_axes(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect=tall)
     for i, row in enumerate(rows):
         for j, mark in enumerate(row):
             draw_tile(ax, j, i, mark)
@@ -163,7 +163,7 @@ def draw_tile(ax: Axes, x: int, y: int, mark: str) -> None:
     """Draw one tile of a card."""
     name = GRADIENTS.get(mark, mark.upper())
     if mark == "/":
-        style.masked(ax, x, y)
+        style.masked_box(ax, x, y)
     elif mark == "□":
         style.box(ax, x, y, 1, 1, edgecolor=style.QUIET)
     elif mark == "#":
@@ -171,7 +171,7 @@ def draw_tile(ax: Axes, x: int, y: int, mark: str) -> None:
     elif mark == "t":
         style.box(ax, x, y, 1, 1, fill=style.tint(style.hue("P"), PALER), edgecolor=style.hue("P"))
     elif mark.isdigit():
-        style.box(ax, x, y, 1, 1, mark, style.worker(int(mark)))
+        style.box(ax, x, y, 1, 1, mark, style.worker_color(int(mark)))
     elif mark.isalpha():
         style.tensor_box(ax, x, y, 1, 1, name, name if mark in GRADIENTS or mark.isupper() else "")
     elif mark != ".":

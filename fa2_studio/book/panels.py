@@ -5,7 +5,7 @@ from base64 import b64encode
 from html import escape, unescape
 from itertools import pairwise
 
-from fa2_lab.plots.style import SOURCE, headline_of
+from fa2_lab.plots.style import SOURCE_HEIGHT, headline_of
 from fa2_lab.tools.figures import PHONE, caption
 from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, figures_by_description
@@ -44,7 +44,7 @@ def figure_svg(name: str, folder: str = "") -> str:
 
 def shorter(view: re.Match) -> str:
     """Return the size attributes of a picture after its source line has been removed."""
-    high = float(view[2]) - SOURCE
+    high = float(view[2]) - SOURCE_HEIGHT
     return f'height="{high / 0.75:g}" viewBox="0 0 {view[1]} {high:g}"'
 
 

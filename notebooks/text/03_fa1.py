@@ -47,7 +47,7 @@ from fa2_studio.book.steps import fa1_step
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
-took, moved = reasons.forward_row(record, causal=False, d=128), roofline.counted(record, 128)
+took, moved = reasons.forward_row(record, causal=False, d=128), roofline.dram_bytes(record, 128)
 lines = [
     f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.2f} ms |"
     for name, rung in rungs.items()

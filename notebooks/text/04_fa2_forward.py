@@ -486,7 +486,7 @@ from fa2_lab.records import load
 
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1",
                                  "FA2, 64 × 64": "r03_row_blocks"}
-took, moved = reasons.forward_row(record, causal=False, d=128), roofline.counted(record, 128)
+took, moved = reasons.forward_row(record, causal=False, d=128), roofline.dram_bytes(record, 128)
 settings = {
     "standard": cost("standard"),
     "FA1": cost("FA1"),

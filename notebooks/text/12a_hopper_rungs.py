@@ -1072,9 +1072,9 @@ verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, a
         "copies take about 1,640",
         [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1)
          for n in ("14", "15", "16")] == [1790, 1950, 1890]
-        and all(round(4 * rung_timeline.sizes(n).copy, -1) == 1640 for n in ("14", "15", "16")))
+        and all(round(4 * rung_timeline.rung_costs(n).copy, -1) == 1640 for n in ("14", "15", "16")))
 verdict("instructions per tile: 352, 422, 371, 369, 589, 473, 465, 473, 406 and 248 on rungs 14 to 23",
-        [int(rung_timeline.sizes(f"{n}").softmax) for n in range(14, 24)]
+        [int(rung_timeline.rung_costs(f"{n}").softmax) for n in range(14, 24)]
         == [352, 422, 371, 369, 589, 473, 465, 473, 406, 248])
 verdict("rung 15 is slower than rung 14",
         all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))

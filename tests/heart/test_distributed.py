@@ -87,7 +87,9 @@ def test_ring_sends_the_bytes_that_the_model_predicts(name, answers):
     lengths = shards.even_lengths(13, size)
     for rank in range(size):
         options = dict(kv_heads=2 * 2, d=8, itemsize=4)  # two sequences in the batch
-        forward, backward = (model.bytes_sent(lengths, rank, way, **options) for way in ("forward", "backward"))
+        forward, backward = (
+            model.bytes_sent(lengths, rank, direction, **options) for direction in ("forward", "backward")
+        )
         both = {what: forward.get(what, 0) + n for what, n in backward.items()}
         assert answers[rank][name]["sent"] == both
 
@@ -229,14 +231,14 @@ def test_ring_passes_backend_to_every_kernel_call(backend, excluded, monkeypatch
         return ring.Transfer([torch.zeros_like(x) for x in block], block, [])
 
     found = []
-    for way in ("forward", "backward"):
-        kernels = getattr(ring.operators, way)
+    for direction in ("forward", "backward"):
+        kernels = getattr(ring.operators, direction)
 
         def recorded(*given, kernels=kernels):
             found.append(given[-1].exclude_hopper)
             return kernels(*given)
 
-        monkeypatch.setattr(ring.operators, way, recorded)
+        monkeypatch.setattr(ring.operators, direction, recorded)
     monkeypatch.setattr(ring, "Exchange", Agreement)
     monkeypatch.setattr(ring, "process_group", lambda mesh: mesh)
     monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 2)

@@ -150,7 +150,7 @@ def test_dispatch_chooses_the_expected_kernels(
 
         return SimpleNamespace(prepare=prepare, enough_work=lambda q, k: enough)
 
-    monkeypatch.setattr(dispatch, "hopper_module", lambda way, device: room("hopper") if on_hopper else None)
+    monkeypatch.setattr(dispatch, "hopper_module", lambda direction, device: room("hopper") if on_hopper else None)
     for name in ("portable", "portable_backward"):
         monkeypatch.setattr(dispatch, name, room("portable"))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: asked == "same bits")
@@ -201,10 +201,10 @@ def rings_of(kernel, known):
     return found
 
 
-@pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
-def test_pipeline_figure_shows_the_kernels_stages(way, kernel, rings):
+@pytest.mark.parametrize("direction, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
+def test_pipeline_figure_shows_the_kernels_stages(direction, kernel, rings):
     """Stages, and how many releases empty one: what new_pipeline is given in the set that the picture names."""
     found = rings_of(kernel, dict(CONSUMERS=2, CONFIG=configs.TWO_CONSUMERS))
-    shown = pipelines.data(way)["rings"]
+    shown = pipelines.data(direction)["rings"]
     assert found == {ring: shown[ring] for ring in rings}
     assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers

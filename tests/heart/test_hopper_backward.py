@@ -318,15 +318,15 @@ def test_hopper_deterministic_gradients_are_bitwise_reproducible(d, N, H_kv, cau
 
 
 @hopper
-@pytest.mark.parametrize("way", ("forward", "backward"))
+@pytest.mark.parametrize("direction", ("forward", "backward"))
 @pytest.mark.parametrize("d, causal, lengths", covering_or_exhaustive((*D, 192, 256), (False, True), LENGTHS), ids=str)
-def test_attention_uses_the_hopper_backward(d, causal, lengths, way, monkeypatch):
-    if way == "backward" and d > 128:
+def test_attention_uses_the_hopper_backward(d, causal, lengths, direction, monkeypatch):
+    if direction == "backward" and d > 128:
         pytest.skip("the portable backward again")
-    monkeypatch.setattr(dispatch, "portable" if way == "forward" else "portable_backward", None)
+    monkeypatch.setattr(dispatch, "portable" if direction == "forward" else "portable_backward", None)
     monkeypatch.setattr(forward, "enough_work", lambda *_: True)
     lengths = None if lengths is None else key_lengths_tensor(213, 77, dtype=lengths)
-    for scale in (None, -0.2, *([0.0] if way == "forward" else [])):
+    for scale in (None, -0.2, *([0.0] if direction == "forward" else [])):
         q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
         dL = torch.randn(2, 4, 190, device="cuda")
         options = dict(causal=causal, scale=scale)

@@ -310,7 +310,7 @@ def test_live_dq_race_takes_the_figures_times():
         assert [store["workers"] for store in two["writes"]] == [[i] for i in range(tiling.T_r)]
         np.testing.assert_allclose(atomics["sums"], two["sums"], atol=1e-5)
         if tiling.mask is NO_MASK:
-            ways = dq_over_time.data(tiling.T_r)["ways"].values()
+            ways = dq_over_time.data(tiling.T_r)["variants"].values()
             for ours, way in zip((atomics, two), ways, strict=True):
                 assert [(v["worker"], v["from"], v["to"]) for v in ours["visits"]] == [v[:3] for v in way["visits"]]
                 assert {(w["i"], w["time"]): sorted(w["workers"]) for w in ours["writes"]} == way["writes"]

@@ -110,7 +110,7 @@ RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
 
 @pytest.mark.parametrize("method", RUNGS)
 def test_dram_traffic_model_agrees_with_hardware_counters(method):
-    counted = roofline.counted(load("ladder"), 128)[RUNGS[method]]
+    counted = roofline.dram_bytes(load("ladder"), 128)[RUNGS[method]]
     assert rates.cost(method, N=4096, d=128, heads=64).dram_bytes == pytest.approx(counted, rel=0.05)
 
 
@@ -158,13 +158,13 @@ def test_traffic_bytes_equal_elements_times_width():
     tiling = Tiling(64, 64, 16, 16)
     moved = io_model.traffic("fa1", "forward", tiling, 8)
     sums, passed_on = ("L", "D", "dQ"), ("S", "dP", "dQ")
-    for algorithm, way, wide in (
+    for algorithm, direction, wide in (
         ("fa1", "forward", ("O", "l", "m")),
         ("fa2", "backward", sums),
         ("standard", "forward", passed_on),
         ("standard", "backward", passed_on),
     ):
-        form = io_model.traffic(algorithm, way, tiling, 8)
+        form = io_model.traffic(algorithm, direction, tiling, 8)
         assert io_model.in_bytes(algorithm, form) == form.map_counts(
             lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2)
         )
