@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fa2_lab.draw_tiles import CAUSAL, Tile, Tiling
 from fa2_lab.plots import style
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 
 def data(N: int = 512, B: int = 64) -> dict:

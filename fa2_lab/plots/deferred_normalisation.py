@@ -79,7 +79,7 @@ def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: 
     style.note(ax, 0, 2.85, f"FA1 and FA2, if all units work at once: {counts} clocks", weight="bold")
     style.box(ax, 0, 3, max(at_once.values()), ROW_HEIGHT, "the tensor cores", style.tensor_fill("S"))
     if len(at_once_counts) == 1:
-        style.note(ax, max(at_once.values()) + 40, 3 + HIGH / 2, "nothing is saved")
+        style.note(ax, max(at_once.values()) + 40, 3 + ROW_HEIGHT / 2, "nothing is saved")
     ticks = range(0, int(total["FA1"]), 1000)
     style.strip_axes(ax, (-15, total["FA1"] + 15), (-0.3, 3.7), xticks=ticks, xlabel="clocks →")
     alt = (

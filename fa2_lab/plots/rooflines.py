@@ -78,7 +78,7 @@ def one_pass() -> dict:
     problem = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and problem.items() <= row.problem.items()]
     reached = rows[0].rate("fa2_lab")
-    allowed, gemm = method.flops / method.limit(chips.H200)[1] / 1e12, load("paper").roofs["GEMM TFLOP/s"]
+    allowed, gemm = method.flops / method.limit(chips.H200)[1] / 1e12, load("paper").ceilings["GEMM TFLOP/s"]
     message = f"L2 would allow the backward pass {allowed:.0f} TFLOP/s, but it reaches {reached:.0f}."
     picture = roofline.data(("one pass", method), message=message)
     picture["points"]["fa2_lab"] = method.intensity("requested_bytes"), reached

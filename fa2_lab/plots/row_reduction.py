@@ -18,7 +18,7 @@ def data(row: int = 21, d: int = 128) -> dict:
     shape = (64, kernel["B_c"])
     owners = parse(kernel["S"]["layout"]).owners(shape)
     tile = f"tile {kernel['B_r']} × {kernel['B_c']}, {kernel['warps']} warps"
-    compiler = f"Triton {record['compiler']['triton']}, {tile}"
+    compiler = f"Triton {record['made_by']['triton']}, {tile}"
     scores = np.random.default_rng(2).integers(-99, 100, shape[1])
     lane = owners.lane[row]
     lanes = np.unique(lane)

@@ -23,8 +23,8 @@ ROWS, LETTERS = 15.5, 64  # number of lines of text on a slide, and number of le
 FULL, WIDE = 17, 70  # the same limits for code, whose lines are closer together
 # The most lines of a cell shown whole on a slide, and the most letters of a line that keeps its comment.
 SHORT, NOTED = 11, 60
-SMALLER = 0.84  # size of the letters on a slide that would otherwise be too full
-SMALL = 84  # longest printed line that is not wrapped; at this length, its letters are at least 24 pixels high
+SMALL_SCALE = 0.84  # size of the letters on a slide that would otherwise be too full
+MAX_PRINTED = 84  # longest printed line that is not wrapped; at this length, its letters are at least 24 pixels high
 # Letters per line of text and of code beside a picture, and letters per table row.
 COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74
 FENCE = re.compile(  # a code block, together with its output if there is any
@@ -34,12 +34,12 @@ MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)(
 SENTENCE = re.compile(r"(?:(?<=[.?!])|(?<=[.?!]\)))\s+(?=[A-Z$`*(])")  # between two
 ITEM = re.compile(r"\n(?=- |\d+\. )")
 DEFINITION = ast.FunctionDef | ast.ClassDef
-KNOWN = {*dir(builtins), "np", "torch", "tl", "triton", "math", "device"}  # in every cell
+KNOWN_NAMES = {*dir(builtins), "np", "torch", "tl", "triton", "math", "device"}  # in every cell
 SIGNATURE = re.compile(r"def \w+\([^()]*\)", re.DOTALL)
 STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
 BREAK = re.compile(r"(?<=,) | (?=(?:if|else|for|and|or) )|(?<=[(\[{])(?!$)")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
-AT_NIGHT = HtmlFormatter(style="a11y-high-contrast-dark")
+DARK_COLOURS = HtmlFormatter(style="a11y-high-contrast-dark")
 FLAG = re.compile(r"((?<![^\s>])[^\s<>]*-[^\s<>]{0,20}(?![^\s<]))")  # a word of a command that has a hyphen
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if how["display_mode"] else "inline"))
@@ -121,7 +121,7 @@ def table_to_html(part: str) -> list[str]:
         max(ceil(n * fold / most) if most > 12 else 1 for n, most in zip(row, columns, strict=True)) for row in long
     ]
     high = [0.95 * n + 0.2 for n in lines]
-    high = [SMALLER * h for h in high] if sum(high) > ROWS else high  # so that it needs fewer slides
+    high = [SMALL_SCALE * h for h in high] if sum(high) > ROWS else high  # so that it needs fewer slides
     size = dict(zip(rows, high[1:], strict=True))
     parts = split_by_height(rows, high[1:], ROWS - high[0])
     tables = [
@@ -213,7 +213,7 @@ def is_self_contained(code: ast.Module) -> bool:
     """Return True if a cell uses no names from other cells, so that it can be understood on its own slide."""
     nodes = list(ast.walk(code))
     names = [node for node in nodes if isinstance(node, ast.Name)]
-    own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | KNOWN
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | KNOWN_NAMES
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     return own.issuperset({x.id for x in names} - {x.name for x in code.body if isinstance(x, DEFINITION)})
 
@@ -250,10 +250,13 @@ def listing_to_html(code: str, python: bool = True, printed: str = "") -> list[s
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > NOTED else line for line in lines]
     kept = [line for line, whole in zip(kept, lines, strict=True) if line or not whole]
     ways = (
-        wrap_code(line, open_brackets(kept[:n])) if python else wrap_words(line, SMALL) for n, line in enumerate(kept)
+        wrap_code(line, open_brackets(kept[:n])) if python else wrap_words(line, MAX_PRINTED)
+        for n, line in enumerate(kept)
     )
     short = list(chain(*ways))
-    output = list(chain(*(wrap_words(line, SMALL) for line in narrow_columns(printed).split("\n")))) if printed else []
+    output = (
+        list(chain(*(wrap_words(line, MAX_PRINTED) for line in narrow_columns(printed).split("\n")))) if printed else []
+    )
     pieces = [pre_html(part, python) for part in split_by_height(short, [1.0] * len(short), FULL, cut_cost) if code]
     return pieces + [
         pre_html(part, python=False, kind=" class=printed")

@@ -19,10 +19,13 @@ from PIL import Image
 from fa2_lab.plots import style
 from fa2_studio.book.chapters import Chapter
 
-INCHES = (2.69, 1.42)  # a card's width and height
-POSTED = (5.4, 2.835)  # width and height in inches of the picture shown when a chapter is shared, 1200 × 630 pixels
+CARD_INCHES = (2.69, 1.42)  # a card's width and height
+PREVIEW_INCHES = (
+    5.4,
+    2.835,
+)  # width and height in inches of the picture shown when a chapter is shared, 1200 × 630 pixels
 GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
-PALER = 0.22  # tint of t, whose score is smaller than that of p
+PALE_TINT = 0.22  # tint of t, whose score is smaller than that of p
 CARDS = {  # {chapter: (description of its picture, rows of tiles)}
     "00_start": (
         "A large memory with all of Q, K and V, and a small chip with one block of each",
@@ -113,7 +116,7 @@ def card_svg(name: str) -> str:
 def draw_card(rows: tuple[str, ...]) -> Figure:
     """Draw these tiles as a card's picture, as large as the card allows."""
     with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=INCHES)
+        figure = Figure(figsize=CARD_INCHES)
         draw_tiles(figure.add_axes((0.04, 0.06, 0.92, 0.88)), rows)
         return figure
 
@@ -121,7 +124,7 @@ def draw_card(rows: tuple[str, ...]) -> Figure:
 def preview_png(chapter: Chapter) -> bytes:
     """Return the picture shown when a chapter is shared: its number, title and question, and its card's tiles."""
     with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=POSTED, dpi=1200 / POSTED[0])
+        figure = Figure(figsize=PREVIEW_INCHES, dpi=1200 / PREVIEW_INCHES[0])
         rows = CARDS[chapter.name][1]
         tall = 2.0 if len(rows[0]) > 2.8 * len(rows) else 1.0  # a few long rows fill more of the picture
         draw_tiles(figure.add_axes((0.53, 0.14, 0.44, 0.76)), rows, tall)
@@ -169,7 +172,7 @@ def draw_tile(ax: Axes, x: int, y: int, mark: str) -> None:
     elif mark == "#":
         style.box(ax, x, y, 1, 1, fill=style.OURS)
     elif mark == "t":
-        style.box(ax, x, y, 1, 1, fill=style.tint(style.hue("P"), PALER), edgecolor=style.hue("P"))
+        style.box(ax, x, y, 1, 1, fill=style.tint(style.hue("P"), PALE_TINT), edgecolor=style.hue("P"))
     elif mark.isdigit():
         style.box(ax, x, y, 1, 1, mark, style.worker_color(int(mark)))
     elif mark.isalpha():

@@ -11,7 +11,7 @@ import numpy as np
 from fa2_lab.plots import climb
 from fa2_lab.plots.climb import JUMPS, RungSpeeds
 
-LOST = 0.02  # a change that costs more than this share of the peer's speed is marked with an arrow
+VISIBLE_LOSS = 0.02  # a change that costs more than this share of the peer's speed is marked with an arrow
 
 
 class Jump(NamedTuple):
@@ -44,7 +44,7 @@ FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,"DejaVu Sans"
 LIGHT = "svg{--card:#fff;--edge:#d9dce0;--ink:#1f2328;--quiet:#59636e;--empty:#eff1f3;--ours:#6a3d9a}"
 DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:#232932;--ours:#b48ce0}"
 MIDDLE, END_OF = ' text-anchor="middle"', ' text-anchor="end"'
-SOFT = 0.1  # duration of a fade in seconds
+FADE_SECONDS = 0.1  # duration of a fade in seconds
 
 
 def format_number(x: float) -> str:
@@ -78,10 +78,10 @@ class Animation:
 
     def shown(self, name: str, a: float, b: float | None = None) -> str:
         """Return attributes that fade an element in at time a and out at time b. If b is None, it stays to the end."""
-        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + SOFT, "opacity:1")] if a else [(0, "opacity:1")]
+        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + FADE_SECONDS, "opacity:1")] if a else [(0, "opacity:1")]
         if b is None:
             return self.play(name, [*begin, (self.seconds, "opacity:1")])
-        end = [(b - SOFT, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
+        end = [(b - FADE_SECONDS, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
         return ' opacity="0"' + self.play(name, [*begin, *end])
 
     def cut(self, name: str, a: float, b: float | None) -> str:
@@ -94,7 +94,7 @@ class Animation:
     def lit(self, name: str, a: float) -> str:
         """Return the attribute that makes an element grey until time a, and then shows it in colour."""
         grey, full = "opacity:.45;filter:grayscale(1)", "opacity:1;filter:grayscale(0)"
-        return self.play(name, [(0, grey), (a, grey), (a + SOFT, full), (self.seconds, full)])
+        return self.play(name, [(0, grey), (a, grey), (a + FADE_SECONDS, full), (self.seconds, full)])
 
     def svg(self, w: int, h: int, title: str, words: str, looks: str, drawing: str) -> str:
         """Return the whole picture on a card, which adapts to dark pages, print and a preference for reduced motion."""
@@ -116,11 +116,11 @@ class Animation:
 
 # Duration in seconds of the first rung, a change, a jump and the last rung.
 START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8
-MOVE = 0.2  # part of these durations in which the bar moves
+MOVING_SHARE = 0.2  # part of these durations in which the bar moves
 W, H = 1200, 630
 X, WIDTH = 40, 1120  # the left edge and the width of the bar's background
 BAR_Y, BAR_H = 182, 52
-FULL = 960  # the bar's length at the peer's speed
+FULL_LENGTH = 960  # the bar's length at the peer's speed
 ROW_Y, ROW_H = 315, 43
 
 LOOKS = """
@@ -159,10 +159,10 @@ def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: li
     drawing = (
         svg_text(X, 58, title, "h")
         + svg_text(X, 94, setting, "q")
-        + svg_text(X + FULL - 10, 127, name, "p", END_OF)
+        + svg_text(X + FULL_LENGTH - 10, 127, name, "p", END_OF)
         + f'<path class="e" d="M{X} {BAR_Y}h{WIDTH}v{BAR_H}h-{WIDTH}z"/>'
         + bar_svg(film, rungs, shares, at)
-        + f'<path class="w" d="M{X + FULL} {BAR_Y - 76}v{BAR_H + 86}"/>'
+        + f'<path class="w" d="M{X + FULL_LENGTH} {BAR_Y - 76}v{BAR_H + 86}"/>'
         + percentage_svg(film, shares, at)
         + loss_arrows_svg(film, shares, at)
         + "".join(change_line_svg(film, rungs, k, at) for k in range(len(rungs)))
@@ -182,7 +182,7 @@ def bar_keyframes(places: list[str], at: list[float]) -> list[tuple]:
     """Return keyframes for an element that moves with the bar. `places` holds the element's style at each rung."""
     stops: list[tuple] = [(0, places[0])]
     for before, place, t in zip(places, places[1:], at[1:-1], strict=False):
-        stops += [(t, before, "cubic-bezier(.4,0,.2,1)"), (t + MOVE, place)]
+        stops += [(t, before, "cubic-bezier(.4,0,.2,1)"), (t + MOVING_SHARE, place)]
     return [*stops, (at[-1], places[-1])]
 
 
@@ -197,7 +197,7 @@ def bar_svg(film: Animation, rungs: list[RungSpeeds], shares: list[float], at: l
     for rung, share in zip(rungs, shares, strict=True):
         if share <= best:
             continue
-        left, wide, jump = FULL * best, FULL * (share - best), rung.number in JUMPS
+        left, wide, jump = FULL_LENGTH * best, FULL_LENGTH * (share - best), rung.number in JUMPS
         kind = "o" if jump else "r" if best else "b"
         x, w = format_number(left), format_number(wide)
         parts += f'<path class="{kind} t" d="M{x} 0h{w}v{BAR_H}h-{w}z"/>'
@@ -205,18 +205,19 @@ def bar_svg(film: Animation, rungs: list[RungSpeeds], shares: list[float], at: l
         parts += svg_text(left + wide / 2, BAR_H / 2 + 8, words, "d", MIDDLE) if words else ""
         best = share
     play = film.play(
-        "b", bar_keyframes([f"transform:translateX({FULL * (share - shares[-1]):.1f}px)" for share in shares], at)
+        "b",
+        bar_keyframes([f"transform:translateX({FULL_LENGTH * (share - shares[-1]):.1f}px)" for share in shares], at),
     )
-    cover = f'<path class="e" d="M{format_number(FULL * shares[-1])} 0h{WIDTH}v{BAR_H}h-{WIDTH}z"{play}/>'
+    cover = f'<path class="e" d="M{format_number(FULL_LENGTH * shares[-1])} 0h{WIDTH}v{BAR_H}h-{WIDTH}z"{play}/>'
     return f'<svg x="{X}" y="{BAR_Y}" width="{WIDTH}" height="{BAR_H}">{parts}{cover}</svg>'
 
 
 def loss_arrows_svg(film: Animation, shares: list[float], at: list[float]) -> str:
     """Return an arrow below the bar for each change that loses speed, and the last frame's line about these changes."""
-    lost = [k for k in range(1, len(shares)) if shares[k - 1] - shares[k] > LOST]
+    lost = [k for k in range(1, len(shares)) if shares[k - 1] - shares[k] > VISIBLE_LOSS]
     arrows = ""
     for nth, k in enumerate(lost):
-        y, tip, start = BAR_Y + BAR_H + 14 + 12 * (nth % 2), *(X + FULL * shares[j] for j in (k, k - 1))
+        y, tip, start = BAR_Y + BAR_H + 14 + 12 * (nth % 2), *(X + FULL_LENGTH * shares[j] for j in (k, k - 1))
         d = f"M{format_number(start)} {y - 5}v10m0-5H{format_number(tip)}m9-6l-9 6l9 6"
         arrows += f'<path class="a" d="{d}"{film.shown(f"a{k}", at[k])}/>'
     words = f"Arrows: changes {', '.join(map(str, lost[:-1]))} and {lost[-1]} lose speed, and later ones win it back."
@@ -228,7 +229,9 @@ def percentage_svg(film: Animation, shares: list[float], at: list[float]) -> str
 
     Once the bar passes the peer's speed, the label is to the right of the line.
     """
-    ends = [X + (FULL + 140 if share > 1 else np.clip(FULL * share, 80, FULL - 10)) for share in shares]
+    ends = [
+        X + (FULL_LENGTH + 140 if share > 1 else np.clip(FULL_LENGTH * share, 80, FULL_LENGTH - 10)) for share in shares
+    ]
     play = film.play("m", bar_keyframes([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
     shown = "".join(
         svg_text(ends[-1], BAR_Y - 12, f"{share:.0%}", "big", END_OF + film.cut(f"n{k}", *shown_between(k, at)))
@@ -239,7 +242,7 @@ def percentage_svg(film: Animation, shares: list[float], at: list[float]) -> str
 
 def shown_between(k: int, at: list[float]) -> tuple[float, float | None]:
     """Return the times between which rung k's text is shown. The text changes halfway through the bar's movement."""
-    return at[k] + MOVE / 2 if k else 0, None if k == len(at) - 2 else at[k + 1] + MOVE / 2
+    return at[k] + MOVING_SHARE / 2 if k else 0, None if k == len(at) - 2 else at[k + 1] + MOVING_SHARE / 2
 
 
 def change_line_svg(film: Animation, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
@@ -253,7 +256,7 @@ def change_line_svg(film: Animation, rungs: list[RungSpeeds], k: int, at: list[f
 
 def jump_row_svg(film: Animation, k: int, jump: Jump, t: float, peer: float) -> str:
     """Return a jump's row with its factor, its description and both speeds. The row is grey until time t."""
-    y, t = ROW_Y + k * ROW_H, t + MOVE / 2
+    y, t = ROW_Y + k * ROW_H, t + MOVING_SHARE / 2
     ground = f'<rect x="{X - 12}" y="{y}" width="{WIDTH + 24}" height="{ROW_H}" rx="8" class="e"'
     return f"{ground}{film.shown(f'l{k}', t, t + JUMP + 0.15)}/><g{film.lit(f'r{k}', t)}>" + (
         f'<circle cx="{X + 17}" cy="{y + 21}" r="17" class="o"/>{svg_text(X + 17, y + 29, str(k + 1), "d", MIDDLE)}'

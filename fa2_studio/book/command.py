@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.tools import files
-from fa2_studio.book import reach
+from fa2_studio.book import colab
 from fa2_studio.book.chapters import Chapter, written
 
 
@@ -42,19 +42,19 @@ def main(argv: list[str]) -> int:
         print(f"open {render_site(arguments.folder)}")
         return 0
     if arguments.colab:
-        reach.write_for_colab(arguments.colab)
+        colab.write_for_colab(arguments.colab)
         return 0
     from fa2_studio.book import run
 
     chapters = chosen_chapters(arguments.chapters)
     if arguments.pictures:
-        print(*run.draw_again(chapters), sep="\n")
+        print(*run.redraw_pictures(chapters), sep="\n")
         return 0
     if arguments.blank:
         run.write_blank(arguments.blank, chapters)
         print(f"open {arguments.blank / chapters[0].name}.ipynb")
         return 0
-    verdicts = run.record(chapters) if arguments.record else run.run_all(arguments.folder, chapters)
+    verdicts = run.record_outputs(chapters) if arguments.record else run.run_all(arguments.folder, chapters)
     for v in verdicts:
         print(f"{v.name:22} {v.cells:3} cells  {v.seconds:6.1f} s  {v.error or 'ok'}")
     return 1 if any(v.error for v in verdicts) else 0

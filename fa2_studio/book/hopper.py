@@ -12,7 +12,7 @@ from IPython.display import Markdown, display
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.paper import PACKAGE
-from fa2_lab.tools import ladder as climbed
+from fa2_lab.tools import ladder as ladder_tool
 from fa2_lab.tools import rung_diff
 
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
@@ -25,7 +25,7 @@ COMPILED = {"programs": "programs on an SM"}
 # Listings -----------------------------------------------------------------------------------------------------------
 
 
-def lines_of(file: str, name: str) -> list[str]:
+def definition_lines(file: str, name: str) -> list[str]:
     """Return the lines of a function, class, method or constant in a file of kernels/, with any comment above it."""
     lines = (PACKAGE / "kernels" / file).read_text(encoding="utf-8").splitlines()
     nodes = ast.parse("\n".join(lines)).body
@@ -50,24 +50,24 @@ def names_of(node: ast.AST) -> set[str]:
     return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
 
 
-def read(file: str, *names: str, begin: str = "", end: str = "", off: str = "") -> None:
+def show_listing(file: str, *names: str, begin: str = "", end: str = "", off: str = "") -> None:
     """Show definitions from a file in kernels/.
 
     The listing starts at the first line that begins with `begin`, and stops at the first line that begins with `end`.
     Branches under `if {off}` are hidden.
     """
-    listing = "\n\n".join("\n".join(lines_of(file, name)) for name in names).split("\n")
+    listing = "\n\n".join("\n".join(definition_lines(file, name)) for name in names).split("\n")
     if off:
-        listing = without(listing, off)
+        listing = without_branches(listing, off)
     if begin:
-        listing = listing[at(listing, begin) :]
+        listing = listing[line_index(listing, begin) :]
         listing = [line.removeprefix(" " * (len(listing[0]) - len(listing[0].lstrip()))) for line in listing]
     if end:
-        listing = listing[: at(listing, end) + 1]
+        listing = listing[: line_index(listing, end) + 1]
     show_code("\n".join(listing))
 
 
-def without(listing: list[str], condition: str) -> list[str]:
+def without_branches(listing: list[str], condition: str) -> list[str]:
     """Remove the branches under `if condition`, and move the lines of their `else` branches four columns left."""
     # `hidden` and `moved` hold the indentation of the `if` whose branch is hidden or whose `else` branch is moved.
     shown, hidden, moved = [], None, None
@@ -84,17 +84,17 @@ def without(listing: list[str], condition: str) -> list[str]:
     return shown
 
 
-def at(listing: list[str], words: str) -> int:
+def line_index(listing: list[str], words: str) -> int:
     """Return the index of the first line that begins with these words."""
     return next(n for n, line in enumerate(listing) if line.strip().startswith(words))
 
 
 def show_code(text: str, language: str = "python") -> None:
-    lines = fitted(text, edge=2 * (language == "diff"))
+    lines = fit_lines(text, edge=2 * (language == "diff"))
     display(Markdown("\n".join([f"```{language}", *lines, "```"])))
 
 
-def fitted(text: str, edge: int = 0) -> list[str]:
+def fit_lines(text: str, edge: int = 0) -> list[str]:
     """Break a listing's lines so that, as far as possible, none is longer than WIDTH.
 
     If a line is broken, its first `edge` letters are repeated. If a line of a comment or of a docstring's paragraph is
@@ -109,19 +109,19 @@ def fitted(text: str, edge: int = 0) -> list[str]:
         known.append((now, line))
     lines = []
     numbered = ((n, now, line) for n, (now, line) in enumerate(known))
-    for (now, *_), run in groupby(numbered, key=lambda x: paragraph(x[0], x[1], x[2], edge)):
+    for (now, *_), run in groupby(numbered, key=lambda x: paragraph_key(x[0], x[1], x[2], edge)):
         same = [line for *_, line in run]
         if max(len(line[edge:]) for line in same) > WIDTH:
             first, *others = same
             sign = "" if now == "docstring" else "# "
             same = [" ".join([first, *(line[edge:].strip().removeprefix(sign) for line in others)])]
         for line in same:
-            parts = [line[edge:]] if now == "string" else shorter(line[edge:], now == "docstring")
+            parts = [line[edge:]] if now == "string" else break_line(line[edge:], now == "docstring")
             lines += [line[:edge] + part for part in parts]
     return lines
 
 
-def paragraph(n: int, now: str, line: str, edge: int) -> tuple:
+def paragraph_key(n: int, now: str, line: str, edge: int) -> tuple:
     """Return a key that line n shares with neighbouring lines only if they belong to the same comment or paragraph."""
     code = line[edge:].strip()
     indent = line[: len(line) - len(line[edge:].lstrip())]
@@ -129,7 +129,7 @@ def paragraph(n: int, now: str, line: str, edge: int) -> tuple:
     return (now, indent) if flows and not code.startswith(("- ", "# - ")) else (now, n)
 
 
-def shorter(line: str, words: bool = False) -> list[str]:
+def break_line(line: str, words: bool = False) -> list[str]:
     """Break a line of code into lines of at most WIDTH letters.
 
     Text (`words`) is broken between words, and code after the last comma that is nested in the fewest brackets. A
@@ -140,10 +140,10 @@ def shorter(line: str, words: bool = False) -> list[str]:
     if len(line) <= WIDTH:
         return [line]
     if sign and code.strip():
-        *first, last = shorter(code)
+        *first, last = break_line(code)
         if first and len(f"{last}{sign}{comment}") <= WIDTH:
             return [*first, f"{last}{sign}{comment}"]
-        return [*shorter(f"{indent}# {comment}"), *first, last]
+        return [*break_line(f"{indent}# {comment}"), *first, last]
     if words or line.lstrip().startswith("# "):
         more = indent if words else f"{indent}# "
         return wrap(line, WIDTH, subsequent_indent=more, break_long_words=False, break_on_hyphens=False)
@@ -152,19 +152,21 @@ def shorter(line: str, words: bool = False) -> list[str]:
     inside = [k for k in commas if depth[k] > 0]
     if not inside:
         return [line]
-    at = min(inside, key=lambda k: (depth[k], -k))
-    return [line[: at + 1], *shorter(f"{indent}    {line[at + 2 :]}")]
+    cut = min(inside, key=lambda k: (depth[k], -k))
+    return [line[: cut + 1], *break_line(f"{indent}    {line[cut + 2 :]}")]
 
 
-def change(old: str, new: str, *names: str) -> None:
+def show_change(old: str, new: str, *names: str) -> None:
     """Show as a diff how rung `new` changes these functions of rung `old`."""
     old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
     known = {name for node in ast.parse(rung_diff.source(old)).body for name in names_of(node)}
-    parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
+    parts = [
+        mark_changes(definition_lines(old_file, x) if x in known else [], definition_lines(new_file, x)) for x in names
+    ]
     show_code("\n".join("\n".join(part) for part in parts), "diff")
 
 
-def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str.strip) -> list[str]:
+def mark_changes(before: list[str], after: list[str], seen: Callable[[str], str] = str.strip) -> list[str]:
     """Return the differing lines, marked by − or +, with "…" in place of longer stretches of equal lines.
 
     `seen` returns the part of a line to compare. By default, only the indentation is ignored.
@@ -187,14 +189,14 @@ class Climb:
     """The ladder's record for 16,384 tokens in sequences of N = 4,096. Its counters are for d = 128 without a mask."""
 
     def __init__(self) -> None:
-        self.record = climbed.load(climbed.SUITE)
+        self.record = ladder_tool.load(ladder_tool.SUITE)
         shapes = [(d, causal) for d in (128, 64) for causal in (False, True)]
         self.shapes = {(d, causal): reasons.forward_row(self.record, causal, d) for d, causal in shapes}
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
         """Return a rung's speed divided by the speed of rung `old` or, by default, of the previous rung."""
         new = full_name(new)
-        return self.shapes[d, causal].ratio(new, full_name(old) if old else climbed.before(new))
+        return self.shapes[d, causal].ratio(new, full_name(old) if old else ladder_tool.before(new))
 
     def value(self, name: str, what: str) -> float:
         """Return a rung's counter or a property of its compiled kernel. The clock is SM cycles divided by time."""
@@ -219,17 +221,17 @@ class Climb:
         new = full_name(number)
         why = reasons.reason(new)
         print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
-        self.table(climbed.before(new), new)
+        self.table(ladder_tool.before(new), new)
         print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
         for name in counters:
-            a, b = self.value(climbed.before(new), name), self.value(new, name)
-            short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else climbed.short
+            a, b = self.value(ladder_tool.before(new), name), self.value(new, name)
+            short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else ladder_tool.short
             print(f"{COMPILED.get(name, name)}: {short(a)} → {short(b)}  (× {b / a:.2f})")
 
     def compare(self, rung: str, what: str) -> float:
         """Return a rung's counter divided by the same counter of the previous rung."""
         new = full_name(rung)
-        return self.value(new, what) / self.value(climbed.before(new), what)
+        return self.value(new, what) / self.value(ladder_tool.before(new), what)
 
 
 def full_name(name: str) -> str:

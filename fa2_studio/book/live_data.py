@@ -8,7 +8,7 @@ from fa2_lab.machine import chips, reasons
 from fa2_lab.plots.climb import JUMPS
 from fa2_lab.records import Record, load, recorded
 from fa2_lab.tools import rung_diff
-from fa2_studio.book.hopper import marked
+from fa2_studio.book.hopper import mark_changes
 
 
 def data_script() -> str:
@@ -179,7 +179,7 @@ def limit_sentence(values: dict[str, float] | None) -> str:
 
 # A rung's change in code ----------------------------------------------------------------------------------------
 
-LINES = 14  # the most lines of a diff shown at the same time
+MAX_DIFF_LINES = 14  # the most lines of a diff shown at the same time
 
 
 def diff_lines(before: str, name: str) -> list[str]:
@@ -187,7 +187,7 @@ def diff_lines(before: str, name: str) -> list[str]:
 
     "…" stands for longer stretches of equal lines. A line in which only the comment changed counts as equal.
     """
-    shown = marked(rung_diff.code(before), rung_diff.code(name), lambda line: line.split("  # ")[0].strip())
+    shown = mark_changes(rung_diff.code(before), rung_diff.code(name), lambda line: line.split("  # ")[0].strip())
     lines = ["…" if line == "  …" else line[0] + line[2:] for line in shown]
     return lines[lines[0] == "…" :]
 
@@ -195,14 +195,14 @@ def diff_lines(before: str, name: str) -> list[str]:
 def first_kernel(name: str) -> list[str]:
     lines = rung_diff.code(name)
     start = next(k for k, line in enumerate(lines) if "tl.dot" in line)
-    return [f"+{line}" for line in lines[start - 1 : start + LINES - 1]]
+    return [f"+{line}" for line in lines[start - 1 : start + MAX_DIFF_LINES - 1]]
 
 
 def diff_excerpt(lines: list[str]) -> list[str]:
     """Return at most LINES lines of a diff, beginning at the part with the most new code."""
     starts = [0, *(n + 1 for n, line in enumerate(lines) if line == "…")]
-    best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + LINES])))
-    shown = lines[best : best + LINES]
+    best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + MAX_DIFF_LINES])))
+    shown = lines[best : best + MAX_DIFF_LINES]
     return shown[:-1] if shown[-1] == "…" else shown
 
 

@@ -61,15 +61,15 @@ s = warpgroup_mma_wait(0, deps=[s])
 return gl.max(s, 1)"""
 
 
-def judge(source: str) -> str:
+def check_kernel(source: str) -> str:
     """Return "right", or a sentence that describes what is wrong with a reader's `tile_maxima`."""
     if re.search(r"^(def .*:)? +\.\.\.$", source, re.MULTILINE):
         return invitation("tile_maxima")
-    if wrong := on_numpy(source):
+    if wrong := mistake_on_numpy(source):
         return wrong
     if find_spec("triton") is None:
         return "right on NumPy, but Triton is missing here (it exists for Linux only), so the kernel was not compiled"
-    return compiled_for_hopper(source) or "right"
+    return mistake_in_compilation(source) or "right"
 
 
 # On NumPy ----------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def model_of_gluon(coming: list) -> dict:
     )
 
 
-def on_numpy(source: str) -> str:
+def mistake_on_numpy(source: str) -> str:
     """Run the function on three tiles. Return a description of what is wrong, or "" if the result is right."""
     rows = np.random.default_rng(1).standard_normal((4, 64, 64))
     q, k = rows[0].view(SharedTile), np.full((64, 64), np.nan).view(SharedTile)
@@ -177,13 +177,13 @@ def on_numpy(source: str) -> str:
 # Compiled -----------------------------------------------------------------------------------------------------------
 
 
-def compiled_for_hopper(source: str) -> str:
+def mistake_in_compilation(source: str) -> str:
     """Compile the whole kernel for Hopper. Return a description of what is wrong, or "" if nothing is."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "mine.py")
         file.write_text(IMPORTS + "@gluon.jit\n" + source + KERNEL + HOST, encoding="utf-8")
         try:
             (made,) = xray(str(file), "sm_90", d=64)
-        except ValueError as why:
-            return f"it does not compile: {str(why).split(' here: ')[-1]}"
+        except ValueError as error:
+            return f"it does not compile: {str(error).split(' here: ')[-1]}"
     return "some values do not fit into registers, so they spill" if made.numbers["spills"] else ""

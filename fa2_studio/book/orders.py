@@ -5,12 +5,12 @@ from itertools import product
 
 from fa2_lab.machine.asynchrony import Barrier, Block, Job
 from fa2_studio.book.build import invitation
-from fa2_studio.book.ring import PAUSE, RingModel, run
+from fa2_studio.book.ring import PAUSE, RingModel, run_actors
 
 
-def print_verdict(tried: Callable[[], str]) -> None:
+def print_outcome(attempt: Callable[[], str]) -> None:
     try:
-        says = tried()
+        says = attempt()
     except RuntimeError as mistake:
         says = f"wrong: {mistake}"
     except Exception as failure:
@@ -23,12 +23,12 @@ CONSUMERS = ("consumer 0", "consumer 1")
 # Chapter 12b: the copies of a row block -------------------------------------------------------------------------------
 
 
-def judge_copies(copies: Callable) -> None:
+def check_copies(copies: Callable) -> None:
     """Print whether a producer neither hangs nor overwrites a tile that is still needed.
 
     The producer runs with one, two and three stages, each time with 100 random orders of events.
     """
-    print_verdict(lambda: try_copies(copies))
+    print_outcome(lambda: try_copies(copies))
 
 
 def try_copies(copies: Callable) -> str:
@@ -37,9 +37,9 @@ def try_copies(copies: Callable) -> str:
         return invitation(copies.__name__)
     for stages, seed in product((1, 2, 3), range(100)):
         K, V = RingModel(stages, 2, "K"), RingModel(stages, 2, "V")
-        consumers = {c: wiping(K, V, T, c) for c in CONSUMERS}
+        consumers = {c: watchful_consumer(K, V, T, c) for c in CONSUMERS}
         try:
-            ended = run({"the producer": well_formed(copies(K, V, T))} | consumers, seed)
+            ended = run_actors({"the producer": only_waits(copies(K, V, T))} | consumers, seed)
         except RuntimeError as mistake:
             raise RuntimeError(f"with stages = {stages}, {mistake}") from None
         if ended != "all done":
@@ -48,7 +48,7 @@ def try_copies(copies: Callable) -> str:
     return "right: with one, two and three stages, in 100 orders of events each"
 
 
-def well_formed(producer: Iterator) -> Iterator[tuple]:
+def only_waits(producer: Iterator) -> Iterator[tuple]:
     """Yield what a producer yields. Raises RuntimeError for anything that is not a wait."""
     for wait in producer:
         if not isinstance(wait, tuple):
@@ -58,7 +58,7 @@ def well_formed(producer: Iterator) -> Iterator[tuple]:
         yield wait
 
 
-def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
+def watchful_consumer(K: RingModel, V: RingModel, T: int, actor: str) -> Iterator[tuple]:
     """Run a consumer that waits for the first tile of V before it releases the first tile of K.
 
     Raises RuntimeError if a tile is overwritten before it has been read.
@@ -69,7 +69,7 @@ def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
         yield PAUSE
         if ring.tiles[stage] != n:
             over = f"tile {ring.latest[stage]}"
-            raise RuntimeError(f"{ring.name}'s tile {n} was overwritten by {over} before {me} had read it")
+            raise RuntimeError(f"{ring.name}'s tile {n} was overwritten by {over} before {actor} had read it")
 
     for n in range(T):
         yield from read(K, n)
@@ -86,16 +86,16 @@ def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
 NEEDS = {"S": "", "P": "S", "dP": "", "dV": "P", "dK": "P dP", "dQ": "P dP", "add dQ": "dQ"}
 
 
-class Watched(Block):
+class WatchedBlock(Block):
     """A thread block that raises RuntimeError if a job starts before its operands exist.
 
-    To reveal a missing wait, the unit `slow` takes 20 times as long as usual for the consumers in `whose`. Slowing down
-    only one consumer also reveals a missing wait for the other one.
+    To reveal a missing wait, the unit `slow` takes 20 times as long as usual for the consumers in `slow_actors`.
+    Slowing down only one consumer also reveals a missing wait for the other one.
     """
 
-    def __init__(self, ds_filled: Barrier, slow: str, whose: tuple[str, ...]):
+    def __init__(self, ds_filled: Barrier, slow: str, slow_actors: tuple[str, ...]):
         super().__init__()
-        self.ds_filled, self.slow, self.whose = ds_filled, slow, whose
+        self.ds_filled, self.slow, self.slow_actors = ds_filled, slow, slow_actors
         # {(actor, label): (clock, number of jobs begun earlier)}
         self.begun: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -116,10 +116,10 @@ class Watched(Block):
         if what == "dQ" and any(self.ds_filled.arrival_counts[c] <= int(n) for c in CONSUMERS):
             raise RuntimeError(f"{self.actor} starts {label} before both consumers have arrived at ds_filled")
         self.begun[self.actor, label] = (self.clock, len(self.begun))
-        slow = unit == self.slow and self.actor in self.whose
+        slow = unit == self.slow and self.actor in self.slow_actors
         return super().start(unit, 20 * clocks if slow else clocks, label, *more)
 
-    def not_as_asked(self, steps: int) -> list[str]:
+    def differences_from_task(self, steps: int) -> list[str]:
         """Describe how an order whose operands are right still differs from the order that the exercise requires."""
         ended = {(job.actor, job.label): job.ended for job in self.jobs}
         found = []
@@ -134,25 +134,25 @@ class Watched(Block):
         return list(dict.fromkeys(found))
 
 
-def judge_step(order: Callable) -> None:
+def check_step(order: Callable) -> None:
     """Print whether an order for a backward step is complete and waits for all operands, and how long it takes."""
-    print_verdict(lambda: try_step(order))
+    print_outcome(lambda: try_step(order))
 
 
 def try_step(order: Callable) -> str:
     T = 50
     both = [(unit, CONSUMERS, 4) for unit in ("tensor", "exp", "copy")]
-    for slow, whose, steps in (*both, ("exp", CONSUMERS[1:], 4), ("", (), T)):
+    for slow, slow_actors, steps in (*both, ("exp", CONSUMERS[1:], 4), ("", (), T)):
         ds_filled = Barrier("dS filled", arrivals=2)
-        block = Watched(ds_filled, slow, whose)
+        block = WatchedBlock(ds_filled, slow, slow_actors)
         actors = {c: order(block, ds_filled, steps) for c in CONSUMERS}
         if None in actors.values():
             return invitation(order.__name__)
-        done = {(job.actor, job.label) for job in block.run(actors).jobs}
+        done = {(job.actor, job.label) for job in block.run_actors(actors).jobs}
         for c, n, what in product(CONSUMERS, range(steps), NEEDS):
             if (c, f"{what} {n}") not in done:
                 raise RuntimeError(f"{c} leaves out {what} {n}")
-    pace, other = f"{block.clock / T:,.0f} clocks per step", block.not_as_asked(T)
+    pace, other = f"{block.clock / T:,.0f} clocks per step", block.differences_from_task(T)
     return (
         f"the operands are right, but the task is not done: {'; '.join(other)} ({pace})" if other else f"right: {pace}"
     )

@@ -50,7 +50,7 @@ class RingModel:
         self.emptied[n % self.stages].arrive("consumer")
 
 
-def run(actors: dict, seed: int) -> str:
+def run_actors(actors: dict, seed: int) -> str:
     """Run all actors until each has ended or all of them wait.
 
     Return "all done", or a text that states what each of the waiting actors waits for.
@@ -67,9 +67,9 @@ def run(actors: dict, seed: int) -> str:
     return "all done"
 
 
-def try_out(consumer: Callable, seed: int, stages: int = 2, consumers: int = 3, T: int = 6) -> tuple[str, list]:
+def try_consumer(consumer: Callable, seed: int, stages: int = 2, consumers: int = 3, T: int = 6) -> tuple[str, list]:
     """Run a producer of T tiles with several consumers. Return the outcome and the tiles that each consumer read."""
     ring, seen = RingModel(stages, consumers), [[] for _ in range(consumers)]
     actors = {f"consumer {c}": consumer(ring, T, c, seen) for c in range(consumers)}
     actors["producer"] = (wait for n in range(T) for wait in ring.load(n))
-    return run(actors, seed), seen
+    return run_actors(actors, seed), seen

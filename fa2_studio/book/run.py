@@ -115,7 +115,7 @@ def run_answer(client: NotebookClient, index: int, code: re.Match) -> str:
     return code[1] + (f"\n```text\n{printed}\n```\n" if printed else "")
 
 
-def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> None:
+def write_notebook(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> None:
     files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
 
 
@@ -123,31 +123,31 @@ def run_all(folder: Path, chapters: list[Chapter]) -> list[Executed]:
     """Run the chapters one after another, write them to a folder, and continue if one fails."""
     files.check_writable(folder, "book")
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    verdicts = []
+    results = []
     for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
-        notebook, verdict = execute(chapter)
-        keep(notebook, folder, chapter)
-        verdicts.append(verdict)
-    return verdicts
+        notebook, result = execute(chapter)
+        write_notebook(notebook, folder, chapter)
+        results.append(result)
+    return results
 
 
 def write_blank(folder: Path, chapters: list[Chapter]) -> None:
     """Write the chapters without outputs, for readers who want to answer the questions before seeing the results."""
     files.check_writable(folder, "book --blank")
     for chapter in chapters:
-        keep(read_source(chapter), folder, chapter)
+        write_notebook(read_source(chapter), folder, chapter)
 
 
-def record(chapters: list[Chapter]) -> list[Executed]:
+def record_outputs(chapters: list[Chapter]) -> list[Executed]:
     """Renew all outputs of the committed notebooks, including those that their sources repeat."""
     files.check_writable(TEXT, "book --record")
-    verdicts = run_all(NOTEBOOKS, chapters)
+    results = run_all(NOTEBOOKS, chapters)
     for chapter in chapters:
         write_source(chapter)
-    return verdicts
+    return results
 
 
-def draw_again(chapters: list[Chapter]) -> list[str]:
+def redraw_pictures(chapters: list[Chapter]) -> list[str]:
     """Renew only the pictures in the committed notebooks. Return one line for each notebook."""
     from fa2_lab.plots.live import live
     from fa2_lab.plots.show import show
@@ -158,9 +158,9 @@ def draw_again(chapters: list[Chapter]) -> list[str]:
         notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code" and SHOWN.search(cell.source)]
         for cell in cells:
-            again, _ = eval(SHOWN.search(cell.source)[0], {"show": show, "live": live})._repr_mimebundle_()
+            redrawn, _ = eval(SHOWN.search(cell.source)[0], {"show": show, "live": live})._repr_mimebundle_()
             shown = next(output for output in cell.outputs if "text/html" in output.get("data", {}))
-            shown.data.update(again | {"text/html": FRAME.sub("", again["text/html"])})
-        keep(notebook, NOTEBOOKS, chapter)
+            shown.data.update(redrawn | {"text/html": FRAME.sub("", redrawn["text/html"])})
+        write_notebook(notebook, NOTEBOOKS, chapter)
         lines.append(f"{chapter.name:22} {len(cells):3} pictures")
     return lines

@@ -17,7 +17,7 @@ from fa2_lab.plots import live
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PICTURES, build_posters
 from fa2_studio.bench.results_page import site_page
-from fa2_studio.book import api, front, questions, reach
+from fa2_studio.book import api, colab, front, questions
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 from fa2_studio.course.notebooks import student_version
 
@@ -120,7 +120,7 @@ def preview_tags(title: str, up: str, picture: str = "card.png", words: str = fr
 def write_sources(folder: Path) -> None:
     """Write all files that Sphinx reads: the prepared notebooks, the other pages, the pictures and the index."""
     (folder / "assignments").mkdir(parents=True)
-    buttons = {c.name: reach.button(c) for c in written()}
+    buttons = {c.name: colab.links(c) for c in written()}
     for name in [*buttons, *assignment_pages()]:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         if name not in buttons:
@@ -222,9 +222,9 @@ def link_for_site(text: str, at: Path) -> str:
             return f"[{words}]({up}results.md{anchor})"
         if file == questions.FILE:
             return f"[{words}]({up}{questions.pages_of_anchors().get(anchor[1:], questions.FIRST)}.md{anchor})"
-        if reach.origin() is None:
+        if colab.origin() is None:
             return words
-        repository, commit = reach.origin()
+        repository, commit = colab.origin()
         return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
 
     drawn = rf"!\[([^\]]*)\]\((?:\.\./)?figures/(hero|{'|'.join(PICTURES)})\.svg\)"

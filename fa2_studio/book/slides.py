@@ -71,7 +71,7 @@ def write_decks(folder: Path) -> list[Path]:
     """Write the decks and, if Chromium is installed, PDF handouts. Return the decks' files."""
     files.check_writable(folder, "book --slides")
     folder.mkdir(parents=True, exist_ok=True)
-    night = f"@media screen and (prefers-color-scheme: dark) {{\n{blocks.AT_NIGHT.get_style_defs('pre')}\n}}"
+    night = f"@media screen and (prefers-color-scheme: dark) {{\n{blocks.DARK_COLOURS.get_style_defs('pre')}\n}}"
     code = f"{blocks.COLOURS.get_style_defs('pre')}\n{night}\nbody pre {{ background: var(--ground); }}\n"
     looks = (LOOKS / "slides.css").read_text(encoding="utf-8") + code
     script = (LOOKS / "slides.js").read_text(encoding="utf-8")
@@ -238,7 +238,9 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
     printed = "".join(output.get("text", "") for output in cell.outputs)
     hidden = is_import_cell(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
     lines = blocks.narrow_columns(printed).split("\n")
-    large = max(map(len, lines)) > blocks.SMALL or len(lines) > 12 or printed.startswith(("{", "[["))  # unreadable
+    large = (
+        max(map(len, lines)) > blocks.MAX_PRINTED or len(lines) > 12 or printed.startswith(("{", "[["))
+    )  # unreadable
     printed = "" if large or printed.startswith("your turn") else printed
     if "; " in printed and len(printed.splitlines()) == 1:  # two results to compare
         printed = re.sub(r": (?=[^:]*$)|; ", "\n    ", printed)

@@ -13,8 +13,8 @@ from importlib import import_module
 
 import numpy as np
 
-MOST = 2 * 2**20  # the most bytes of one message, which also limits the arrays, lists and texts in it
-NUMBERS = "biufc"  # the kinds of NumPy dtypes that messages may contain
+MAX_BYTES = 2 * 2**20  # the most bytes of one message, which also limits the arrays, lists and texts in it
+NUMBER_KINDS = "biufc"  # the kinds of NumPy dtypes that messages may contain
 
 
 class Closed(Exception):
@@ -27,9 +27,9 @@ def send(stream, message, refer: Callable | None = None) -> None:
     `refer(thing)` returns the number by which the other process can call a function or object that cannot be sent.
     Without `refer`, only the name of its type is sent.
     """
-    line = json.dumps(_packed(message, refer)).encode()
-    if len(line) > MOST:
-        raise ValueError(f"a message of {len(line):,} bytes; it takes at most {MOST:,}")
+    line = json.dumps(_pack(message, refer)).encode()
+    if len(line) > MAX_BYTES:
+        raise ValueError(f"a message of {len(line):,} bytes; it takes at most {MAX_BYTES:,}")
     stream.write(line + b"\n")
     stream.flush()
 
@@ -39,22 +39,22 @@ def receive(stream, resolve: Callable | None = None):
 
     `resolve(number)` returns the stand-in for a function or an object of the grader. Only the sandbox passes `resolve`.
     """
-    line = stream.readline(MOST + 1)
-    if len(line) > MOST:
-        raise ValueError(f"a message that is too long; it takes at most {MOST:,} bytes")
+    line = stream.readline(MAX_BYTES + 1)
+    if len(line) > MAX_BYTES:
+        raise ValueError(f"a message that is too long; it takes at most {MAX_BYTES:,} bytes")
     if not line.endswith(b"\n"):
         raise Closed
     try:
-        return json.loads(line, object_hook=partial(_unpacked, resolve=resolve))
+        return json.loads(line, object_hook=partial(_unpack, resolve=resolve))
     except (TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"a message that cannot be read ({type(error).__name__})") from error
 
 
-def _packed(value, refer):
+def _pack(value, refer):
     """Convert a value to a form that JSON supports. A value without a counterpart in JSON becomes {mark: content}."""
 
-    def inner(values) -> list:
-        return [_packed(x, refer) for x in values]
+    def pack_all(values) -> list:
+        return [_pack(x, refer) for x in values]
 
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value) if abs(value) < 2**63 else {"opaque": "int of more than 63 bits"}
@@ -62,51 +62,51 @@ def _packed(value, refer):
         return value
     if not refer and hasattr(value, "__array__") and not isinstance(value, np.generic):  # such as a PyTorch tensor
         value = np.asarray(value)
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBER_KINDS:
         axes = np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
         # The strides are kept, because a kernel may fail due to them.
         data = np.asarray(value).transpose(axes).tobytes()
         text = base64.b64encode(data).decode()
         return {"array": [text, value.dtype.str, list(value.shape), axes, isinstance(value, np.generic)]}
     if isinstance(value, list):
-        return inner(value)
+        return pack_all(value)
     if isinstance(value, tuple):
-        return {"tuple": inner(value)}
+        return {"tuple": pack_all(value)}
     if isinstance(value, dict):
-        return {"dict": [inner(pair) for pair in value.items()]}
+        return {"dict": [pack_all(pair) for pair in value.items()]}
     if isinstance(value, slice):
-        return {"slice": inner((value.start, value.stop, value.step))}
+        return {"slice": pack_all((value.start, value.stop, value.step))}
     if value is Ellipsis:
         return {"dots": None}
     if refer and is_dataclass(value) and not isinstance(value, type):
         by_name = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
-        return {"data": [type(value).__module__, type(value).__qualname__, _packed(by_name, refer)]}
+        return {"data": [type(value).__module__, type(value).__qualname__, _pack(by_name, refer)]}
     return {"far": refer(value)} if refer else {"opaque": type(value).__name__[:60]}
 
 
-def _unpacked(marked: dict, resolve):
+def _unpack(marked: dict, resolve):
     """Return the value that {mark: content} represents. The content has already been unpacked."""
-    ((mark, inside),) = marked.items()
-    if mark in PLAIN:
-        return PLAIN[mark](inside)
+    ((mark, content),) = marked.items()
+    if mark in UNPACKERS:
+        return UNPACKERS[mark](content)
     if mark == "far" and resolve:
-        return resolve(inside)
+        return resolve(content)
     if mark == "data" and resolve:
-        return _data(*inside)
+        return _unpack_dataclass(*content)
     raise ValueError(f"a message with the unknown mark {mark[:40]!r}")
 
 
-def _array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
+def _unpack_array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
     """Return an array in new memory, or a NumPy scalar. `axes` are in memory order, from the slowest to the fastest."""
     dtype = np.dtype(kind)
-    if dtype.kind not in NUMBERS:
+    if dtype.kind not in NUMBER_KINDS:
         raise ValueError("an array that holds no numbers")
     array = np.frombuffer(base64.b64decode(text), dtype, count=math.prod(shape)).copy()
     array = array.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes).astype(int))
     return array[()] if is_scalar else array
 
 
-def _data(module: str, name: str, named: dict):
+def _unpack_dataclass(module: str, name: str, named: dict):
     """Return an instance of one of the package's dataclasses. Fields that were not sent are None."""
     kind = getattr(import_module(module), name)
     thing = object.__new__(kind)
@@ -115,11 +115,11 @@ def _data(module: str, name: str, named: dict):
     return thing
 
 
-PLAIN = {
-    "array": lambda inside: _array(*inside),
+UNPACKERS = {
+    "array": lambda content: _unpack_array(*content),
     "tuple": tuple,
     "dict": dict,
-    "slice": lambda inside: slice(*inside),
+    "slice": lambda content: slice(*content),
     "dots": lambda _: ...,
     "opaque": lambda name: type(str(name), (), {})(),
 }

@@ -92,10 +92,10 @@ def secret_of(arguments) -> str:
 
 def run_build(arguments) -> int:
     from fa2_lab.tools import files
-    from fa2_studio.course import texts
+    from fa2_studio.course import build
 
     files.checkout("course build")
-    print("\n".join(str(path) for path in texts.build()))
+    print("\n".join(str(path) for path in build.build()))
     return 0
 
 
@@ -146,11 +146,15 @@ def run_grade(arguments) -> int:
             raise ValueError(f"--{name.replace('_', '-')}: got {getattr(arguments, name)}; it takes a positive number")
     limits = sandbox.Limits(arguments.cell_seconds, arguments.notebook_seconds, arguments.memory_mb)
     people = results.read_roster(arguments.roster)
-    how = grade.Grading(limits, arguments.jobs, secret_of(arguments), people, tuple(arguments.again), arguments.trust)
+    settings = grade.Grading(
+        limits, arguments.jobs, secret_of(arguments), people, tuple(arguments.again), arguments.trust
+    )
     kind = "" if arguments.trust else sandbox.sandbox_kind()
     print(f"{'WARNING: ' * arguments.trust}sandbox: {sandbox.describe_sandbox(kind)}", file=sys.stderr)
     try:
-        graded, faults = grade.grade_folder(arguments.folder, arguments.out, chosen_assignments(arguments.only), how)
+        graded, faults = grade.grade_folder(
+            arguments.folder, arguments.out, chosen_assignments(arguments.only), settings
+        )
     except grade.GraderError as fault:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1

@@ -31,15 +31,15 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from fa2_lab.tools import files
-from fa2_studio.course import package, results, sandbox, seeds
+from fa2_studio.course import results, sandbox, sandbox_package, seeds
 from fa2_studio.course.grade_notebook import Graded
 from fa2_studio.course.notebooks import ASSIGNMENTS, Assignment, points_by_step, read_bytes, source_notebook
 from fa2_studio.course.sandbox import PROJECT, Limits
 
-NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
-MOST_FILES = 10_000  # the most files considered in one student's folder
+IGNORED = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
+MAX_FILES = 10_000  # the most files considered in one student's folder
 # Seconds granted to a grading process in addition to the time for its notebook and for starting two sandboxes.
-MARGIN = 30.0
+MARGIN_SECONDS = 30.0
 
 
 class GraderError(RuntimeError):
@@ -47,7 +47,7 @@ class GraderError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Grading:
+class GradingSettings:
     """The settings with which a folder is graded."""
 
     limits: Limits = field(default_factory=Limits)
@@ -63,7 +63,7 @@ class Grading:
 
 
 @dataclass
-class Found:
+class Submission:
     """A student's submission for one assignment, with remarks. `path` is the file to grade, or None without a file."""
 
     student: str
@@ -75,15 +75,15 @@ class Found:
 
 def find_submissions(
     folder: Path, assignments: list[Assignment], roster: tuple[results.Person, ...] = ()
-) -> list[Found]:
+) -> list[Submission]:
     """Return each student's submission for each assignment, from a folder that contains one folder per student.
 
     A student who is in the roster but has no folder gets submissions without files.
     """
     homes, known = folders_by_student(folder, roster), {person.folder for person in roster}
-    found = [one for name in sorted(homes) for one in submissions_of_student(name, homes[name], assignments)]
-    for one in found:
-        one.remarks += [results.NOT_IN_ROSTER] if roster and one.student not in known else []
+    found = [x for name in sorted(homes) for x in submissions_of_student(name, homes[name], assignments)]
+    for submission in found:
+        submission.remarks += [results.NOT_IN_ROSTER] if roster and submission.student not in known else []
     return found
 
 
@@ -99,7 +99,7 @@ def folders_by_student(folder: Path, roster: tuple[results.Person, ...] = ()) ->
     homes: dict[str, list[Path]] = {person.folder: [] for person in roster}
     folder_of = {name: person.folder for person in roster for name in person.more}
     for home in sorted(folder.iterdir()):
-        if home.is_dir() and not home.is_symlink() and not NEVER.search(home.name):
+        if home.is_dir() and not home.is_symlink() and not IGNORED.search(home.name):
             name = unicodedata.normalize("NFC", home.name)
             homes.setdefault(folder_of.get(name, name), []).append(home)
     if not any(homes.values()):
@@ -110,7 +110,7 @@ def folders_by_student(folder: Path, roster: tuple[results.Person, ...] = ()) ->
     return homes
 
 
-def submissions_of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
+def submissions_of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Submission]:
     """Yield one student's submission for each assignment.
 
     A notebook with exactly the assignment's name is preferred, and otherwise the one with the shortest name.
@@ -124,26 +124,29 @@ def submissions_of_student(student: str, homes: list[Path], assignments: list[As
     others = [p.name for p in handed if not any(is_of(p, a.name) for a in ASSIGNMENTS)]
     for assignment in assignments:
         name = assignment.name
-        books = [p for p in handed if is_of(p, name) and (p.suffix == ".ipynb" or p.stem.lower().startswith(name))]
-        books.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
-        one = Found(student, assignment, path=books[0] if books else None)
-        one.folder = next((x for x, home in zip(names, homes, strict=True) if books and home in books[0].parents), "")
-        more = [p.name for p in books[1:] if p.suffix == ".ipynb"]
-        one.remarks += [f"{books[0].name} was graded, not {', '.join(more)}"] if more else []
+        notebooks = [p for p in handed if is_of(p, name) and (p.suffix == ".ipynb" or p.stem.lower().startswith(name))]
+        notebooks.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
+        submission = Submission(student, assignment, path=notebooks[0] if notebooks else None)
+        submission.folder = next(
+            (x for x, home in zip(names, homes, strict=True) if notebooks and home in notebooks[0].parents), ""
+        )
+        more = [p.name for p in notebooks[1:] if p.suffix == ".ipynb"]
+        submission.remarks += [f"{notebooks[0].name} was graded, not {', '.join(more)}"] if more else []
         there = f", but there is {', '.join(others[:5])}" if others else ""
-        one.remarks += [] if books else [f"nothing was handed in{there}"[:300]]
-        one.remarks += ["two folders have the same name, but in different bytes"] if len({*names}) < len(names) else []
-        yield one
+        submission.remarks += [] if notebooks else [f"nothing was handed in{there}"[:300]]
+        if len({*names}) < len(names):
+            submission.remarks.append("two folders have the same name, but in different bytes")
+        yield submission
 
 
 def files_below(home: Path) -> list[Path]:
     """Return the files below a student's folder. Links to folders are not followed."""
     found = []
     for place, folders, names in os.walk(home):
-        folders[:] = sorted(f for f in folders if not NEVER.search(f))
-        found += [Path(place, name) for name in sorted(names) if not NEVER.search(name)]
-        if len(found) > MOST_FILES:
-            return found[:MOST_FILES]
+        folders[:] = sorted(f for f in folders if not IGNORED.search(f))
+        found += [Path(place, name) for name in sorted(names) if not IGNORED.search(name)]
+        if len(found) > MAX_FILES:
+            return found[:MAX_FILES]
     return found
 
 
@@ -151,54 +154,55 @@ def files_below(home: Path) -> list[Path]:
 
 
 def grade_folder(
-    folder: Path, out: Path, assignments: list[Assignment], how: Grading
+    folder: Path, out: Path, assignments: list[Assignment], settings: GradingSettings
 ) -> tuple[list[Graded], list[str]]:
     """Grade every submission that is new or has changed, and write records, feedback pages and tables.
 
     Return all records, and a sentence for each assignment that was left out because its own solution does not score
     full marks here.
     """
-    todo = find_submissions(folder, assignments, how.roster)
-    if unknown := sorted(set(how.again) - {one.student for one in todo}):
-        names = ", ".join(sorted({one.student for one in todo}))
+    submissions = find_submissions(folder, assignments, settings.roster)
+    if unknown := sorted(set(settings.again) - {x.student for x in submissions}):
+        names = ", ".join(sorted({x.student for x in submissions}))
         raise ValueError(f"--again: got {', '.join(unknown)}; it takes names of folders in {folder}: {names}")
-    used = [a for a in assignments if any(one.path and one.assignment is a for one in todo)]
-    check_grader(used, how)
-    people = {person.folder: person.id or person.folder for person in how.roster}
+    used = [a for a in assignments if any(x.path and x.assignment is a for x in submissions)]
+    check_grader(used, settings)
+    people = {person.folder: person.id or person.folder for person in settings.roster}
     files.check_writable(out, "course grade")
-    version = digest(*(p.read_bytes() for p in sorted(package.CHECKS.parent.rglob("*.py"))))
+    version = digest(*(p.read_bytes() for p in sorted(sandbox_package.CHECKS.parent.rglob("*.py"))))
     with staged_packages(used) as staged:
-        faults = grade_solutions(used, staged, how, out)
+        faults = grade_solutions(used, staged, settings, out)
         tasks = []
-        for one in todo:
-            if one.assignment.name in faults:
+        for submission in submissions:
+            if submission.assignment.name in faults:
                 continue
-            seed = seeds.seed_of(people.get(one.student, one.student), how.secret)
-            text = json.dumps(source_notebook(one.assignment))
-            key = digest(version, text, seed, one.remarks, submitted_bytes(one), how.limits)
-            kept = results.read_record(results.record_path(out, one.student, one.assignment.name))[1] == key
-            if one.student in how.again if how.again else not kept:
-                tasks.append((one, seed, key))
+            seed = seeds.seed_of(people.get(submission.student, submission.student), settings.secret)
+            text = json.dumps(source_notebook(submission.assignment))
+            key = digest(version, text, seed, submission.remarks, submitted_bytes(submission), settings.limits)
+            record = results.record_path(out, submission.student, submission.assignment.name)
+            kept = results.read_record(record)[1] == key
+            if submission.student in settings.again if settings.again else not kept:
+                tasks.append((submission, seed, key))
 
         def done(task: tuple, graded: Graded) -> None:
             graded.sentences = task[0].remarks + graded.sentences
             results.write_record(graded, out, "" if graded.is_unfinished else task[2])
 
         try:
-            grade_all(tasks, staged, how, done)
+            grade_all(tasks, staged, settings, done)
         finally:
-            results.write_tables(out, how.roster)
+            results.write_tables(out, settings.roster)
     return results.read_all_records(out), list(faults.values())
 
 
-def check_grader(assignments: list[Assignment], how: Grading) -> None:
+def check_grader(assignments: list[Assignment], settings: GradingSettings) -> None:
     """Raise GraderError if the sandbox or a package that the assignments need is missing."""
     needed = {"numpy", "nbformat"} | {name for a in assignments for name in a.needs}
     if missing := sorted(name for name in needed if find_spec(name) is None):
         raise GraderError(
             f"not installed here: {', '.join(missing)}. No notebook was graded. Run pip install 'fa2-lab[course]'"
         )
-    if not how.trust and not sandbox.sandbox_kind():
+    if not settings.trust and not sandbox.sandbox_kind():
         raise GraderError(sandbox.NO_SANDBOX)
 
 
@@ -210,19 +214,21 @@ def staged_packages(assignments: list[Assignment]):
     """
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         os.chmod(folder, 0o755)
-        yield {a.name: package.write_sandbox_package(Path(folder, a.name), a) for a in assignments}
+        yield {a.name: sandbox_package.write_sandbox_package(Path(folder, a.name), a) for a in assignments}
 
 
-def grade_solutions(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:
+def grade_solutions(
+    assignments: list[Assignment], staged: dict, settings: GradingSettings, out: Path
+) -> dict[str, str]:
     """Grade each assignment's own solution, and return {assignment: sentence} for those that miss full marks."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         tasks = []
         for assignment in assignments:
             path = Path(folder, f"{assignment.name}.ipynb")
             path.write_text(json.dumps(source_notebook(assignment)), encoding="utf-8")
-            tasks.append((Found("", assignment, path), 0, ""))
+            tasks.append((Submission("", assignment, path), 0, ""))
         proved: list[Graded] = []
-        grade_all(tasks, staged, how, lambda task, graded: proved.append(graded))
+        grade_all(tasks, staged, settings, lambda task, graded: proved.append(graded))
     faults = {}
     for solved in proved:
         page = out / "own_solutions" / f"{solved.assignment}.html"
@@ -238,49 +244,61 @@ def grade_solutions(assignments: list[Assignment], staged: dict, how: Grading, o
     return faults
 
 
-def grade_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
+def grade_all(
+    tasks: list[tuple], staged: dict, settings: GradingSettings, done: Callable[[tuple, Graded], None]
+) -> None:
     """Grade the tasks, `how.jobs` at a time, with one process and one core per task. Call `done` after each task."""
     from tqdm import tqdm
 
     cores: SimpleQueue[int] = SimpleQueue()
-    for core in range(how.jobs):
+    for core in range(settings.jobs):
         cores.put(core)
 
     def graded(task: tuple) -> tuple[tuple, Graded]:
         core = cores.get()
         try:
-            return task, grade_one(*task[:2], staged, how, core, "" if how.trust else sandbox.sandbox_kind())
+            return task, grade_one(*task[:2], staged, settings, core, "" if settings.trust else sandbox.sandbox_kind())
         finally:
             cores.put(core)
 
-    with ThreadPoolExecutor(how.jobs) as pool:
+    with ThreadPoolExecutor(settings.jobs) as pool:
         ended = as_completed([pool.submit(graded, task) for task in tasks])
-        for one in tqdm(ended, total=len(tasks), desc="grading", unit="notebook", disable=None):
-            done(*one.result())
+        for future in tqdm(ended, total=len(tasks), desc="grading", unit="notebook", disable=None):
+            done(*future.result())
 
 
-def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
+def grade_one(
+    submission: Submission, seed: int, staged: dict, settings: GradingSettings, core: int, kind: str
+) -> Graded:
     """Grade one submission in a separate process. If the process fails, only this submission remains unfinished."""
     graded = Graded(
-        one.student, one.assignment.name, points_by_step(source_notebook(one.assignment)), is_absent=one.path is None
+        submission.student,
+        submission.assignment.name,
+        points_by_step(source_notebook(submission.assignment)),
+        is_absent=submission.path is None,
     )
-    graded.folder = one.folder
-    if one.path is None:
+    graded.folder = submission.folder
+    if submission.path is None:
         return graded
-    task = dict(assignment=one.assignment.name, path=str(one.path.absolute()), seed=seed, limits=asdict(how.limits))
-    task |= dict(package=str(staged[one.assignment.name]), sandbox=kind, day=str(date.today()))
+    task = dict(
+        assignment=submission.assignment.name,
+        path=str(submission.path.absolute()),
+        seed=seed,
+        limits=asdict(settings.limits),
+    )
+    task |= dict(package=str(staged[submission.assignment.name]), sandbox=kind, day=str(date.today()))
     env = os.environ | {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1"), "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    most = how.limits.notebook_seconds + 2 * sandbox.START + MARGIN
+    most = settings.limits.notebook_seconds + 2 * sandbox.START_SECONDS + MARGIN_SECONDS
     try:
         command = [*sandbox.pin_command(core), sys.executable, "-m", "fa2_studio.course.grade_notebook"]
         ended = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, env=env, timeout=most)
-        came = json.loads(ended.stdout)
-        if "fault" in came:
-            graded.sentences.append(f"{came['fault']}; run grade again")
+        reply = json.loads(ended.stdout)
+        if "fault" in reply:
+            graded.sentences.append(f"{reply['fault']}; run grade again")
             graded.is_unfinished = True
             return graded
-        found = Graded(**came)
+        found = Graded(**reply)
     except (subprocess.TimeoutExpired, OSError, ValueError, TypeError):
         graded.sentences.append("the grading of this notebook did not finish; run grade again")
         graded.is_unfinished = True
@@ -289,10 +307,10 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
     return found
 
 
-def submitted_bytes(one: Found) -> bytes:
+def submitted_bytes(submission: Submission) -> bytes:
     """Return the bytes of a submission's file or, if the file cannot be read, the reason as bytes."""
     try:
-        return read_bytes(one.path) if one.path else b""
+        return read_bytes(submission.path) if submission.path else b""
     except (ValueError, OSError) as refusal:
         return str(refusal).encode()
 

@@ -26,10 +26,10 @@ from fa2_studio.course import notebooks, seeds
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, points_by_step
 from fa2_studio.course.sandbox import Limits, NotReady, SandboxProcess
 
-MOST_DEATHS = 8  # the most times that a notebook's processes are restarted
-OWN_MB = 1024  # the most memory of this process, whatever a submission contains
-MOST_SHOWN = 200_000  # the most characters on a feedback page
-GIVEN_BACK = 0.75  # share of a check's points kept if an earlier step has already shown the same mistake
+MAX_RESTARTS = 8  # the most times that a notebook's processes are restarted
+GRADER_MB = 1024  # the most memory of this process, whatever a submission contains
+MAX_PAGE_LENGTH = 200_000  # the most characters on a feedback page
+SHARE_GIVEN_BACK = 0.75  # share of a check's points kept if an earlier step has already shown the same mistake
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Graded:
 
     def show(self, kind: str, title: str, code: str, output: str) -> None:
         """Append a part to the feedback page, and truncate it if the page would exceed MOST_SHOWN characters."""
-        left = max(0, MOST_SHOWN - sum(len(text) for piece in self.page for text in piece))
+        left = max(0, MAX_PAGE_LENGTH - sum(len(text) for piece in self.page for text in piece))
         self.page.append([kind, title, code[:left], output[: max(0, left - len(code))]])
 
 
@@ -203,7 +203,7 @@ class Session:
             raise error
         return reply.get("value")
 
-    def apart(self, probe: Callable, args: tuple):
+    def call_separately(self, probe: Callable, args: tuple):
         """Run a probe in a clean process, which never runs the student's code."""
         student_process, self.process = self.process, self.clean
         try:
@@ -236,7 +236,7 @@ class Session:
         The first start of each kind of process is free: its duration is added to the time for the notebook and for the
         step.
         """
-        if self.opened > MOST_DEATHS:
+        if self.opened > MAX_RESTARTS:
             raise Stopped("the process ended too often")
         began = time.monotonic()
         self.process, self.opened = self.open_process(not is_theirs), self.opened + 1
@@ -362,7 +362,7 @@ def charge_mistake_once(part: AssembledCell, points: float, most: float, session
     again = [known[0] for known in failed if earlier & {*known}]
     if not again or part.given or report.refused:
         return points, ""
-    back = round(GIVEN_BACK * most * len(again) / report.total, 2)
+    back = round(SHARE_GIVEN_BACK * most * len(again) / report.total, 2)
     why = f"{back:g} points back, because an earlier step has lost points by the same mistake: {again[0]}"
     return points + back, why
 
@@ -403,7 +403,7 @@ def limit_own_memory() -> None:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # only root can raise the hard limit again
-        resource.setrlimit(resource.RLIMIT_DATA, (OWN_MB * 2**20, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (GRADER_MB * 2**20, hard))
 
 
 def main() -> int:

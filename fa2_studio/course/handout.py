@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 
 from fa2_lab.tools import files
-from fa2_studio.course import grade, package, results, sandbox, seeds
+from fa2_studio.course import grade, results, sandbox, sandbox_package, seeds
 from fa2_studio.course.grade_notebook import Graded
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, find_assignment, source_notebook, student_version
 
@@ -37,7 +37,7 @@ def write_bundle(
         (home / "checks").mkdir(parents=True, exist_ok=True)
         if wheel:
             shutil.copy(wheel, home)
-        for path in [package.CHECKS / "__init__.py", *package.visible_checks(assignments)]:
+        for path in [sandbox_package.CHECKS / "__init__.py", *sandbox_package.visible_checks(assignments)]:
             files.write(home / "checks" / path.name, path.read_bytes())
         for assignment in assignments:
             notebook = student_version(seeds.with_seed(source_notebook(assignment), seeds.seed_of(student, secret)))
@@ -93,13 +93,15 @@ def write_gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
 def grade_on_gradescope(name: str, home: Path) -> dict:
     """Grade the submission in home/submission, and write home/results/results.json."""
     assignment = find_assignment(name)
-    how = grade.Grading(trust=True)
+    settings = grade.GradingSettings(trust=True)
     (one,) = grade.submissions_of_student("", [home / "submission"], [assignment])
     submitted_notebooks = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
     if one.path is None and len(submitted_notebooks) == 1:  # the upload itself identifies the assignment
         one.path, one.remarks = submitted_notebooks[0], [f"{submitted_notebooks[0].name} was graded"]
     with grade.staged_packages([assignment]) as staged:
-        graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=sandbox.sandbox_kind() or "user")
+        graded = grade.grade_one(
+            one, seed=0, staged=staged, settings=settings, core=0, kind=sandbox.sandbox_kind() or "user"
+        )
     if graded.is_unfinished:  # without a result, the platform notifies the instructor
         raise SystemExit("; ".join(graded.sentences))
     graded.sentences = one.remarks + graded.sentences

@@ -95,8 +95,8 @@ def points_by_step(notebook) -> dict[str, float]:
 
 # Submissions ----------------------------------------------------------------------------------------------------------
 
-LARGEST = 20 * 2**20  # the most bytes accepted for a submitted notebook
-MOST_CELLS = 2000
+MAX_BYTES = 20 * 2**20  # the most bytes accepted for a submitted notebook
+MAX_CELLS = 2000
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def read_submission(path: Path) -> list[Cell]:
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list):
         raise ValueError(f"{path.name} is not a notebook that can be read (it has no list of cells)")
-    if len(cells) > MOST_CELLS:
-        raise ValueError(f"{path.name} has {len(cells):,} cells; at most {MOST_CELLS:,} are read")
+    if len(cells) > MAX_CELLS:
+        raise ValueError(f"{path.name} has {len(cells):,} cells; at most {MAX_CELLS:,} are read")
     return [parse_cell(cell) for cell in cells if isinstance(cell, dict)]
 
 
@@ -137,8 +137,8 @@ def read_bytes(path: Path) -> bytes:
         raise ValueError("it is a symbolic link")
     if not path.is_file():
         raise ValueError("not a file, but a folder, a pipe or a device")
-    if (size := path.stat().st_size) > LARGEST:
-        raise ValueError(f"{size:,} bytes; it takes at most {LARGEST:,}")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{size:,} bytes; it takes at most {MAX_BYTES:,}")
     return path.read_bytes()
 
 

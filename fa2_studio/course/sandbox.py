@@ -30,12 +30,14 @@ from fa2_studio.course import channel
 from fa2_studio.course.worker import alarm
 
 PROJECT = Path(__file__).resolve().parents[2]
-SITES = ("site-packages", "dist-packages")  # the names of folders with installed packages
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # the names of folders with installed packages
 STAGE_MB = 256  # size of /stage, the folder in memory that holds all files written by a notebook
-PROCESSES = 64  # the most processes of one notebook, counting each thread as a process
-FILE_BYTES = 100 * 2**20  # the most bytes of one file written by a notebook
-GRACE = 3.0  # seconds after a request's time is over until a process that has not answered is killed
-START = 300.0  # seconds allowed for starting a process, because importing torch takes a minute on a busy machine
+MAX_PROCESSES = 64  # the most processes of one notebook, counting each thread as a process
+MAX_FILE_BYTES = 100 * 2**20  # the most bytes of one file written by a notebook
+GRACE_SECONDS = 3.0  # seconds after a request's time is over until a process that has not answered is killed
+START_SECONDS = (
+    300.0  # seconds allowed for starting a process, because importing torch takes a minute on a busy machine
+)
 NO_SANDBOX = (
     "there is no sandbox for students' code on this machine, so install bubblewrap (Linux: apt-get install bubblewrap)."
     " If it is installed but may not start, as for a plain user on Ubuntu 24.04, run grade with sudo (INSTRUCTOR.md). "
@@ -127,11 +129,11 @@ def site_folders(needs: tuple[str, ...]) -> list[Path]:
 
 def package_folders(seen: Path) -> list[Path]:
     """Return the package folders below a folder that is visible in the sandbox. One of them may contain torch."""
-    if seen.name in SITES:
+    if seen.name in PACKAGE_FOLDERS:
         return [seen]
     return [
         p
-        for name in SITES
+        for name in PACKAGE_FOLDERS
         for p in sorted(seen.glob(f"lib*/python3*/{name}")) + sorted(seen.glob(f"local/lib/python3*/{name}"))
     ]
 
@@ -167,9 +169,9 @@ def limit_command(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
     # CUDA reserves far more address space than it uses, so only private memory is counted on a GPU machine.
     memory = "data" if os.path.exists("/dev/nvidiactl") else "as"
     words = f"nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
-    words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
+    words += f" --fsize={MAX_FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
     if uid or counts_apart:  # otherwise, the user's other processes would count, so _watch() counts instead
-        words += f" --nproc={PROCESSES}"
+        words += f" --nproc={MAX_PROCESSES}"
     if uid:
         words += f" setpriv --reuid {uid} --regid {uid} --clear-groups --no-new-privs"
     return words.split()
@@ -222,9 +224,9 @@ class SandboxProcess:
         for listen in (self._listen, self._watch):
             threading.Thread(target=listen, daemon=True).start()
         try:
-            is_filtered = self._next(time.monotonic() + START)["filtered"]
+            is_filtered = self._next(time.monotonic() + START_SECONDS)["filtered"]
         except Stopped as failure:
-            late = f"it was not ready after {START:.0f} s" if self.process.poll() is None else ""
+            late = f"it was not ready after {START_SECONDS:.0f} s" if self.process.poll() is None else ""
             said = self._last_words() or late or str(failure)
             self.close()
             raise NotReady(f"the sandbox could not be started: {said}") from failure
@@ -243,7 +245,7 @@ class SandboxProcess:
         token, self.far = secrets.token_hex(8), []  # objects from earlier requests can no longer be called
         try:
             channel.send(self.process.stdin, request | {"token": token, "seconds": seconds}, self._refer)
-            until = time.monotonic() + seconds + GRACE
+            until = time.monotonic() + seconds + GRACE_SECONDS
             while True:
                 reply = self._next(until)
                 if not isinstance(reply, dict) or reply.get("token") != token:
@@ -319,8 +321,8 @@ class SandboxProcess:
             memory, processes = memory_and_threads(self.process.pid)
             if memory > self.limits.memory_mb:
                 self.why = f"it used more than {self.limits.memory_mb:,} MB of memory"
-            if processes > 2 * PROCESSES:
-                self.why = f"it started more than {PROCESSES} processes"
+            if processes > 2 * MAX_PROCESSES:
+                self.why = f"it started more than {MAX_PROCESSES} processes"
             time.sleep(0.2)
         if self.why:
             self._kill()

@@ -12,24 +12,24 @@ from functools import partial
 
 from checks import predict
 
-from fa2_studio.course import keys
+from fa2_studio.course import planted_bugs
 from fa2_studio.course.notebooks import HIDDEN, PROJECT, grade_id, is_solution
 
 RUNG = PROJECT / "fa2_lab" / "kernels" / "ladder" / "r03_row_blocks.py"
 
 
-def rung(seed: int = 0) -> str:
+def rung_of_seed(seed: int = 0) -> str:
     """Return the text of rung 03, without its imports, as a cell. The text is the same for every seed."""
     text = RUNG.read_text(encoding="utf-8")
     return text[text.index("NEG_INF = ") :].rstrip()
 
 
-WRITTEN = {  # {name of a cell that depends on the seed: function that writes it}
+WRITERS = {  # {name of a cell that depends on the seed: function that writes it}
     "question": predict.question,
-    "hanging": partial(keys.broken_cell, "hang"),
-    "racing": partial(keys.broken_cell, "race"),
-    "ragged": partial(keys.broken_cell, "wrong"),
-    "rung": rung,
+    "hanging": partial(planted_bugs.broken_cell, "hang"),
+    "racing": partial(planted_bugs.broken_cell, "race"),
+    "ragged": partial(planted_bugs.broken_cell, "wrong"),
+    "rung": rung_of_seed,
 }
 
 
@@ -50,8 +50,8 @@ def with_seed(notebook, seed: int):
     for cell in notebook.cells:
         if grade_id(cell) and not is_solution(cell):
             cell.source = re.sub(r"\bseed=0\b", f"seed={seed}", cell.source)
-            if grade_id(cell) in WRITTEN:
-                cell.source = WRITTEN[grade_id(cell)](seed)
+            if grade_id(cell) in WRITERS:
+                cell.source = WRITERS[grade_id(cell)](seed)
     return notebook
 
 

@@ -25,11 +25,11 @@ from fa2_studio.course.notebooks import (
 )
 from fa2_studio.course.seeds import RUNG
 
-SHORT = 25  # lines with at most this number of characters are not compared, because they are often equal by chance
-COMMON = 0.25  # a line written by more than this share of the class is not evidence that two students shared it
-MOST_LINES = 5000  # the most lines compared in one submission
-COPIED = 0.5  # a submission is listed if it contains at least this share of the lines in this project's solution
-LEFT_OUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+SHORT_LINE = 25  # lines with at most this number of characters are not compared, because they are often equal by chance
+COMMON_SHARE = 0.25  # a line written by more than this share of the class is not evidence that two students shared it
+MAX_LINES = 5000  # the most lines compared in one submission
+COPIED_SHARE = 0.5  # a submission is listed if it contains at least this share of the lines in this project's solution
+IGNORED_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 class Pair(NamedTuple):
@@ -60,14 +60,14 @@ def similar_pairs(folder: Path, assignment: Assignment) -> list[Pair]:
             text = "\n".join(cell.source for cell in cells)
             own[one.student] = {key: line for key, line in normalized_lines(text).items() if key not in released_lines}
     often = Counter(key for lines in own.values() for key in lines)
-    common = {key for key, count in often.items() if count > max(2, COMMON * len(own))}
+    common = {key for key, count in often.items() if count > max(2, COMMON_SHARE * len(own))}
     shared_pairs = [
         Pair(first, second, tuple(sorted(own[first][key] for key in shared)), min(len(own[first]), len(own[second])))
         for first, second in combinations(sorted(own), 2)
         if (shared := (own[first].keys() & own[second].keys()) - common)
     ]
     solution = "\n".join(cell.source for cell in book.cells if is_solution(cell))
-    release = {"this project's solution": (normalized_lines(solution), COPIED)}
+    release = {"this project's solution": (normalized_lines(solution), COPIED_SHARE)}
     rungs = sorted(RUNG.parent.glob("r[0-9]*.py")) if assignment.name.startswith("9") else []
     release |= {f"rung {path.stem}": (normalized_lines(path.read_text(encoding="utf-8")), 0.0) for path in rungs}
     for student, (name, (lines, least)) in product(sorted(own), release.items()):
@@ -82,9 +82,9 @@ def similar_pairs(folder: Path, assignment: Assignment) -> list[Pair]:
 def normalized_lines(text: str) -> dict[str, str]:
     """Return {line with numbers instead of names: line as written} for all lines that are long enough to compare."""
     lines = {}
-    for line in text.splitlines()[:MOST_LINES]:
+    for line in text.splitlines()[:MAX_LINES]:
         line = line.strip()[:500]
-        if len("".join(line.split())) > SHORT and not line.startswith("#"):
+        if len("".join(line.split())) > SHORT_LINE and not line.startswith("#"):
             lines[number_names(line)] = line
     return lines
 
@@ -98,7 +98,7 @@ def number_names(line: str) -> str:
     with suppress(tokenize.TokenError, IndentationError, SyntaxError):
         for word in tokenize.generate_tokens(io.StringIO(line).readline):
             is_name = word.type == tokenize.NAME and not after_dot and not keyword.iskeyword(word.string)
-            if word.type not in LEFT_OUT:
+            if word.type not in IGNORED_TOKENS:
                 words.append(f"${names.setdefault(word.string, len(names))}" if is_name else word.string)
             after_dot = word.string == "."
     return " ".join(words)

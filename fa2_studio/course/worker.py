@@ -18,18 +18,18 @@ from checks.probes import lent
 from fa2_studio.course import channel
 from fa2_studio.course.seccomp import install_filter
 
-OUTPUT = 20_000  # number of characters kept from a cell's output
+MAX_OUTPUT = 20_000  # number of characters kept from a cell's output
 
 
-class Late(BaseException):
+class TimeOver(BaseException):
     """Raised when a request's time is over. It is not an Exception, so `except Exception` does not catch it."""
 
 
-class Paper(io.TextIOBase):
+class CappedOutput(io.TextIOBase):
     """A text stream that accepts any amount of text and keeps its first OUTPUT characters."""
 
     def __init__(self):
-        self.kept, self.left = [], OUTPUT
+        self.kept, self.left = [], MAX_OUTPUT
 
     def write(self, text: str) -> int:
         self.kept.append(text[: self.left])
@@ -73,10 +73,10 @@ class Worker:
     def answer(self, request: dict) -> None:
         """Execute a request within its time limit, and send its value or error with the request's token."""
         self.token = request["token"]
-        paper = Paper()
-        with contextlib.redirect_stdout(paper), contextlib.redirect_stderr(paper), np.errstate(all="ignore"):
-            reply = in_time(request["seconds"], lambda: {"value": getattr(self, f"do_{request['do']}")(request)})
-        reply |= {"token": self.token, "printed": "".join(paper.kept)}
+        output = CappedOutput()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), np.errstate(all="ignore"):
+            reply = reply_in_time(request["seconds"], lambda: {"value": getattr(self, f"do_{request['do']}")(request)})
+        reply |= {"token": self.token, "printed": "".join(output.kept)}
         try:
             channel.send(self.outgoing, reply)
         except ValueError as too_large:
@@ -96,23 +96,23 @@ class Worker:
         name = request["name"]
         if name and name not in self.space:
             raise NameError(f"name {name!r} is not defined")
-        theirs = [self.space[name]] if name else []
-        mine = dict(self.space)
+        functions = [self.space[name]] if name else []
+        before = dict(self.space)
         self.space |= {key: lent(there, request["args"]) for key, there in request["lent"].items()}
         try:
-            return self.called(theirs, request)
+            return self.call_function(functions, request)
         finally:
             for key in request["lent"]:
                 self.space.pop(key, None)
-            self.space |= {key: mine[key] for key in request["lent"] if key in mine}
+            self.space |= {key: before[key] for key in request["lent"] if key in before}
 
-    def called(self, theirs: list, request: dict):
-        """Return the value of the call. `theirs` holds the student's function, or is empty if the probe runs alone."""
+    def call_function(self, functions: list, request: dict):
+        """Return the value of the call. `functions` holds the student's function, or is empty for a probe alone."""
         args = request["args"]
         if not request["probe"]:
-            return theirs[0](*args, **request["kwargs"])
+            return functions[0](*args, **request["kwargs"])
         module, probe = request["probe"].split(":")
-        return getattr(import_module(f"checks.{module}"), probe)(*theirs, *args, **request["kwargs"])
+        return getattr(import_module(f"checks.{module}"), probe)(*functions, *args, **request["kwargs"])
 
     def stand_in(self, name: int):
         """Return the stand-in for a function or an object that remains in the grader."""
@@ -166,12 +166,12 @@ def alarm(seconds: float, late: BaseException):
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
-def in_time(seconds: float, act) -> dict:
+def reply_in_time(seconds: float, act) -> dict:
     """Return the reply from `act`, or a reply that describes its error or reports that it was late."""
     try:
-        with alarm(seconds, Late()):
+        with alarm(seconds, TimeOver()):
             return act()
-    except Late:
+    except TimeOver:
         return {"late": True}
     except BaseException as error:
         return {"error": list(described(error))}

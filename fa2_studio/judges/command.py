@@ -13,7 +13,7 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import files
 from fa2_studio.bench.recording import environment
-from fa2_studio.judges.suites import SUITES, TheirTests
+from fa2_studio.judges.suites import SUITES, PeerTests
 
 RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
@@ -49,14 +49,14 @@ def main(argv: list[str]) -> int:
     return 1 if counts["failures"] else 0
 
 
-def check_suite(suite: TheirTests, checkout: Path | None) -> None:
+def check_suite(suite: PeerTests, checkout: Path | None) -> None:
     """Raise ValueError if the checkout, the installed packages or the GPU do not meet the suite's requirements."""
     import torch
 
     how = f"git clone {suite.repository} && git -C {Path(suite.repository).name} checkout {suite.commit[:8]}"
     if checkout is None:
         raise ValueError(f"checkout: got none; it takes a folder with that project's files: {how}")
-    missing = [name for name in (suite.tests, *suite.takes) if not (checkout / name).is_file()]
+    missing = [name for name in (suite.tests, *suite.copied_files) if not (checkout / name).is_file()]
     if missing:
         raise ValueError(f"checkout: got {checkout}, where there is no {missing[0]}; it takes what this makes: {how}")
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD", f"{suite.commit}^{{commit}}"]
@@ -69,9 +69,9 @@ def check_suite(suite: TheirTests, checkout: Path | None) -> None:
         raise ValueError(f"suite: {suite.title}'s tests need a CUDA GPU, and there is none here")
 
 
-def stage_tests(suite: TheirTests, checkout: Path, folder: Path) -> None:
+def stage_tests(suite: PeerTests, checkout: Path, folder: Path) -> None:
     """Copy their tests and helpers to a folder, and replace the modules that they import with our adapter."""
-    for name in suite.stands_for:
+    for name in suite.replaced_modules:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(
@@ -79,11 +79,11 @@ def stage_tests(suite: TheirTests, checkout: Path, folder: Path) -> None:
             "globals().update({name: x for name, x in vars(ours).items() if not name.startswith('__')})\n",
             encoding="utf-8",
         )
-    for name, place in suite.takes.items():
+    for name, place in suite.copied_files.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(checkout / name, folder / place)
     text = (checkout / suite.tests).read_text(encoding="utf-8")
-    for theirs, ours in suite.changes.items():
+    for theirs, ours in suite.replacements.items():
         text = text.replace(theirs, ours)
     (folder / suite.tests).parent.mkdir(parents=True, exist_ok=True)
     (folder / suite.tests).write_text(text, encoding="utf-8")
@@ -104,7 +104,7 @@ def run_suite(name: str, checkout: Path, processes: int = 1) -> dict:
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:warnings"]
         command += ["-p", "fa2_studio.judges.plugin"]
         command += ["-n", str(processes)] if processes > 1 else []
-        done = subprocess.run([*command, suite.runs or suite.tests], cwd=folder, env=env, check=False)
+        done = subprocess.run([*command, suite.pytest_file or suite.tests], cwd=folder, env=env, check=False)
         if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise ValueError(f"suite: {suite.title}'s tests did not start; pytest explains why above")
         outcomes = json.loads((folder / "outcomes.json").read_text())

@@ -29,7 +29,7 @@ def is_in_sample(name: str) -> bool:
 
 def reason_to_skip(test: str, name: str, case: dict) -> str:
     """Return the reason for leaving a case out, or "" if the case runs. Cases are counted by reason."""
-    why = SUITE.left_out(test, case) or ("" if is_in_sample(name) else "not in the sample")
+    why = SUITE.reason_to_leave_out(test, case) or ("" if is_in_sample(name) else "not in the sample")
     left_out[why] += 1
     return why
 

@@ -9,7 +9,7 @@ FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention", "0251105a2fb19
 
 
 @dataclass(frozen=True)
-class TheirTests:
+class PeerTests:
     """A file of tests from another project, and how we run it."""
 
     title: str
@@ -17,20 +17,24 @@ class TheirTests:
     commit: str
     tests: str  # the file with the tests in the checkout
     adapter: str  # our module in fa2_studio.judges.adapters that replaces theirs
-    stands_for: tuple[str, ...]  # the modules that the tests import, each replaced with an import of the adapter
-    takes: dict[str, str] = field(default_factory=dict)  # their helpers: {file in the checkout: copy for the tests}
+    replaced_modules: tuple[str, ...]  # the modules that the tests import, each replaced with an import of the adapter
+    copied_files: dict[str, str] = field(
+        default_factory=dict
+    )  # their helpers: {file in the checkout: copy for the tests}
     # {their text: our text}, to replace in the file with the tests
-    changes: dict[str, str] = field(default_factory=dict)
-    runs: str = ""  # the file that pytest runs, if it is not `tests`
+    replacements: dict[str, str] = field(default_factory=dict)
+    pytest_file: str = ""  # the file that pytest runs, if it is not `tests`
     needs: tuple[str, ...] = ()  # packages that the tests import
     needs_gpu: bool = True
     sample: int = 1  # 1 runs all applicable tests, and n runs about one in n, chosen by a hash of the test's name
     sample_on_a_laptop: int = 1  # the same without a GPU
     environment: dict[str, str] = field(default_factory=dict)
-    left_out: Callable[[str, dict], str] = lambda test, case: ""  # returns why a case does not apply, or "" if it does
+    reason_to_leave_out: Callable[[str, dict], str] = lambda test, case: (
+        ""
+    )  # returns why a case does not apply, or "" if it does
 
 
-def by_flash_attention_2(test: str, case: dict) -> str:
+def reason_in_flash_attention_2(test: str, case: dict) -> str:
     """Return why a FlashAttention-2 case is left out (a feature that we lack, or dropout), or "" if it applies."""
     if test in ("test_flash_attn_kvcache", "test_flash_attn_splitkv", "test_flash_attn_generator_arg_must_be_none"):
         return "a cache that the call writes, or their own extension's arguments"
@@ -43,7 +47,7 @@ def by_flash_attention_2(test: str, case: dict) -> str:
     )
 
 
-def by_flash_attention_3(test: str, case: dict) -> str:
+def reason_in_flash_attention_3(test: str, case: dict) -> str:
     """Return why a FlashAttention-3 case is left out (a feature that we lack, or memory), or "" if it applies."""
     if test == "test_flash_attn_race_condition":
         return "a test that takes 70 GiB, instead of which we run FlashAttention-2's test of the same name"
@@ -56,7 +60,7 @@ def by_flash_attention_3(test: str, case: dict) -> str:
     return "rows that the call skips (seqused)" if case.get("add_unused_qkv") else ""
 
 
-def by_flash_attention_4(test: str, case: dict) -> str:
+def reason_in_flash_attention_4(test: str, case: dict) -> str:
     """Return why a FlashAttention-4 case is left out (a feature that we lack), or "" if it applies."""
     if any(word in test for word in ("mla", "deepseek", "fp8", "paged", "kvcache", "sm100", "sm120", "metadata")):
         return "latent attention, FP8, a cache that the call writes, or one chip's scheduler"
@@ -68,12 +72,12 @@ def by_flash_attention_4(test: str, case: dict) -> str:
     return "rows that the call skips (seqused)" if padded else ""
 
 
-def by_torch(test: str, case: dict) -> str:
+def reason_in_torch(test: str, case: dict) -> str:
     """Return why a PyTorch case is left out (the registration of their operator), or "" if it applies."""
     return "the registration of their own operator" if "custom_op" in test else ""
 
 
-def by_vllm(test: str, case: dict) -> str:
+def reason_in_vllm(test: str, case: dict) -> str:
     """Return why a vLLM case is left out (a feature that we lack, or a repeated call), or "" if it applies."""
     if "fa4" in test:
         return "a kernel for Blackwell"
@@ -82,12 +86,12 @@ def by_vllm(test: str, case: dict) -> str:
     return AGAIN if case.get("fa_version") != 2 else ""
 
 
-def by_flashinfer(test: str, case: dict) -> str:
+def reason_in_flashinfer(test: str, case: dict) -> str:
     """Return why a FlashInfer case is left out (a repeated call), or "" if it applies."""
     return AGAIN if case.get("backend") == "fa3" else ""
 
 
-def by_transformers(test: str, case: dict) -> str:
+def reason_in_transformers(test: str, case: dict) -> str:
     """Return why a transformers case is left out (another subject, or a repetition), or "" if it applies."""
     if not test.startswith("test_eager_matches_sdpa_inference"):
         return "tests of something other than attention"
@@ -100,30 +104,30 @@ HERE = '"cuda" if torch.cuda.is_available() else "cpu"'
 AGAIN = "the same call again, because the other project chooses between two kernels"
 
 SUITES = {
-    "flash-attention-2": TheirTests(
+    "flash-attention-2": PeerTests(
         "FlashAttention-2",
         *FLASH_ATTENTION,
         tests="tests/test_flash_attn.py",
         adapter="flash_attention_2",
-        stands_for=(
+        replaced_modules=(
             "flash_attn/__init__.py",
             "flash_attn/flash_attn_interface.py",
             "flash_attn/layers/__init__.py",
             "flash_attn/layers/rotary.py",
         ),
-        takes={"flash_attn/bert_padding.py": "flash_attn/bert_padding.py"},
+        copied_files={"flash_attn/bert_padding.py": "flash_attn/bert_padding.py"},
         needs=("einops",),
-        left_out=by_flash_attention_2,
+        reason_to_leave_out=reason_in_flash_attention_2,
         sample=35,
     ),
-    "flash-attention-3": TheirTests(
+    "flash-attention-3": PeerTests(
         "FlashAttention-3",
         *FLASH_ATTENTION,
         tests="hopper/test_flash_attn.py",
         adapter="flash_attention_3",
-        stands_for=("flash_attn_interface.py",),
-        takes={"hopper/padding.py": "padding.py", "hopper/test_util.py": "test_util.py"},
-        changes={  # test only values as wide as the keys, and no attention within chunks
+        replaced_modules=("flash_attn_interface.py",),
+        copied_files={"hopper/padding.py": "padding.py", "hopper/test_util.py": "test_util.py"},
+        replacements={  # test only values as wide as the keys, and no attention within chunks
             "dv_vals = [128, d] if d > 128 and d <= 192 else ([256, 512, d] if d <= 64 else [d])": "dv_vals = [d]",
             "attention_chunk_vals = [torch.randint(1, seqlen_k * 2, (1,)).item(), 0]": "attention_chunk_vals = [0]",
         },
@@ -131,43 +135,43 @@ SUITES = {
             f"FLASH_ATTENTION_DISABLE_{x}": "TRUE" for x in ("FP8", "PACKGQA", "SPLIT", "PAGEDKV", "APPENDKV")
         },
         needs=("einops",),
-        left_out=by_flash_attention_3,
+        reason_to_leave_out=reason_in_flash_attention_3,
         sample=6,
     ),
-    "flash-attention-4": TheirTests(
+    "flash-attention-4": PeerTests(
         "FlashAttention-4",
         *FLASH_ATTENTION,
         tests="tests/cute/test_flash_attn.py",
         adapter="flash_attention_4",
-        stands_for=("flash_attn/__init__.py", "flash_attn/cute/interface.py", "flash_attn/cute/cache_utils.py"),
-        takes={"flash_attn/cute/testing.py": "flash_attn/cute/testing.py"},
+        replaced_modules=("flash_attn/__init__.py", "flash_attn/cute/interface.py", "flash_attn/cute/cache_utils.py"),
+        copied_files={"flash_attn/cute/testing.py": "flash_attn/cute/testing.py"},
         # Test only values as wide as the keys, which also tests a backward pass missing from their Hopper kernels.
-        changes={
+        replacements={
             "dv_vals = [128] if d == 192 else ([d] if d != 128 else [64, d])": "dv_vals = [d]",
         },
         environment={"FLASH_ATTENTION_DISABLE_SPLIT": "TRUE"},
         needs=("einops",),
-        left_out=by_flash_attention_4,
+        reason_to_leave_out=reason_in_flash_attention_4,
         sample=45,
     ),
-    "cs336": TheirTests(
+    "cs336": PeerTests(
         "CS336, assignment 2",
         "https://github.com/stanford-cs336/assignment2-systems",
         "9d95f3b5dc4a5fc48c2661b58d2e509bbc904e36",
         tests="tests/test_attention.py",
         adapter="cs336",
-        stands_for=("tests/adapters.py",),
-        takes={"tests/__init__.py": "tests/__init__.py"},
+        replaced_modules=("tests/adapters.py",),
+        copied_files={"tests/__init__.py": "tests/__init__.py"},
         needs_gpu=False,
     ),
-    "torch": TheirTests(
+    "torch": PeerTests(
         "torch's varlen attention",
         "https://github.com/pytorch/pytorch",
         "02ab03ff574cb2dbced0cd0d457a98dedc5ba177",
         tests="test/test_varlen_attention.py",
         adapter="torch_varlen",
-        stands_for=("test/ours.py",),
-        changes={
+        replaced_modules=("test/ours.py",),
+        replacements={
             "from torch.nn.attention.varlen import varlen_attn": "from ours import varlen_attn",
             "from torch.testing._internal.common_cuda import PLATFORM_SUPPORTS_FLASH_ATTENTION": (
                 "PLATFORM_SUPPORTS_FLASH_ATTENTION = True"
@@ -175,19 +179,19 @@ SUITES = {
             'device_types = ("cuda",)': f"device_types = ({HERE},)",
         },
         needs=("expecttest",),
-        left_out=by_torch,
+        reason_to_leave_out=reason_in_torch,
         needs_gpu=False,
         sample_on_a_laptop=16,
     ),
-    "transformers": TheirTests(
+    "transformers": PeerTests(
         "transformers",
         "https://github.com/huggingface/transformers",
         f"v{version('transformers')}" if find_spec("transformers") else "v5.24.0",
         tests="tests/test_modeling_common.py",
-        runs="tests/test_models.py",
+        pytest_file="tests/test_models.py",
         adapter="transformers_models",
-        stands_for=("tests/test_models.py",),
-        changes={
+        replaced_modules=("tests/test_models.py",),
+        replacements={
             "from .exporters.test_export import ExportTesterMixin": "ExportTesterMixin = object",
             "from .generation.test_utils import GenerationTesterMixin": "GenerationTesterMixin = object",
             'attn_implementation="sdpa"': 'attn_implementation="fa2_lab"',
@@ -196,34 +200,34 @@ SUITES = {
             "model_sdpa = model_class.from_pretrained(**model_from_pretrained_kwargs)": "raise",
         },
         needs=("transformers", "parameterized"),
-        left_out=by_transformers,
+        reason_to_leave_out=reason_in_transformers,
         needs_gpu=False,
     ),
-    "vllm": TheirTests(
+    "vllm": PeerTests(
         "vLLM, paged",
         "https://github.com/vllm-project/vllm",
         "v0.33.0",
         tests="tests/kernels/attention/test_flash_attn.py",
         adapter="vllm",
-        stands_for=(
+        replaced_modules=(
             "vllm/__init__.py",
             "vllm/platforms.py",
             "vllm/utils/__init__.py",
             "vllm/utils/torch_utils.py",
             "vllm/vllm_flash_attn.py",
         ),
-        changes={'torch.set_default_device("cuda")': f"torch.set_default_device({HERE})"},
-        left_out=by_vllm,
+        replacements={'torch.set_default_device("cuda")': f"torch.set_default_device({HERE})"},
+        reason_to_leave_out=reason_in_vllm,
         needs_gpu=False,
         sample_on_a_laptop=16,
     ),
-    "flashinfer": TheirTests(
+    "flashinfer": PeerTests(
         "FlashInfer, sinks",
         "https://github.com/flashinfer-ai/flashinfer",
         "fb28d7242b3506a2348265962041acc1fb56cca4",
         tests="tests/attention/test_attention_sink.py",
         adapter="flashinfer",
-        stands_for=(
+        replaced_modules=(
             "flashinfer/__init__.py",
             "flashinfer/utils.py",
             "flashinfer/jit/__init__.py",
@@ -231,10 +235,12 @@ SUITES = {
             "flashinfer/jit/attention/__init__.py",
             "flashinfer/jit/attention/variants.py",
         ),
-        takes={"tests/test_helpers/sink_attention_reference.py": "tests/test_helpers/sink_attention_reference.py"},
-        changes={'torch.device("cuda:0")': f"torch.device({HERE})"},
+        copied_files={
+            "tests/test_helpers/sink_attention_reference.py": "tests/test_helpers/sink_attention_reference.py"
+        },
+        replacements={'torch.device("cuda:0")': f"torch.device({HERE})"},
         needs=("einops",),
-        left_out=by_flashinfer,
+        reason_to_leave_out=reason_in_flashinfer,
         needs_gpu=False,
         sample_on_a_laptop=183,  # chosen to sample short cases, because others take minutes each in the interpreter
     ),

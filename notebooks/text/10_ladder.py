@@ -987,12 +987,11 @@ verdict("between the first loop and the wait, ordinary instructions write o in r
         "not in rung 11",
         ["    o = 0, by 64 ordinary instructions" in x[x.index("    the loop ends") :]
          for x in steps] == [True, False])
-picture = prefetch.data()["panels"]
+picture, costs = prefetch.data()["panels"], rung_timeline.rung_costs("10")
 verdict("the picture: copies of 820 clocks, work of 917; 1,805 clocks with one stage, 1,019 "
         "with three",
         [round(x["clocks"]) for x in picture] == [1805, 1019]
-        and round(2 * rung_timeline.rung_costs("10").copy) == 820
-        and round(2 * rung_timeline.rung_costs("10").product + rung_timeline.rung_costs("10").softmax) == 917)
+        and (round(2 * costs.copy), round(2 * costs.product + costs.softmax)) == (820, 917))
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84",
         (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51",

@@ -40,9 +40,9 @@ from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
 from fa2_lab.tiles import CAUSAL, Tiling
 from fa2_lab.tools.xray import xray
-from fa2_studio.book.hopper import Climb, lines_of, read, show_code
-from fa2_studio.book.orders import judge_copies
-from fa2_studio.book.ring import PAUSE, RingModel, run, try_out
+from fa2_studio.book.hopper import Climb, definition_lines, show_code, show_listing
+from fa2_studio.book.orders import check_copies
+from fa2_studio.book.ring import PAUSE, RingModel, run_actors, try_consumer
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
@@ -227,7 +227,7 @@ show("mailbox")
 
 # %% tags=["nbval-ignore-output"]
 KERNEL = "hopper/forward/kernel.py"
-read(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = ForwardSharedStorage")
+show_listing(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = ForwardSharedStorage")
 
 # %% [markdown]
 # `new_pipeline(X, stages, consumers)` creates the ring from chapter 12a, with the buffers and barriers for tiles of X.
@@ -347,7 +347,7 @@ def wrong(careful, orders=500):
     for seed in range(orders):
         K, V, seen = RingModel(2, 2), RingModel(2, 2), ([], [])
         consumers = {c: tiles_of(K, V, 4, 2, seen[c]) for c in range(2)}
-        run({"producer": copies(K, V, 4, 2, careful)} | consumers, seed)
+        run_actors({"producer": copies(K, V, 4, 2, careful)} | consumers, seed)
         failed += any(tiles != list(range(8)) for tiles in seen)
     return failed
 
@@ -394,7 +394,7 @@ def wrong(careful, orders=500):
 # row at which the sequence ends):
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "producer", begin="while scheduler", end="r += 1")
+show_listing(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
 # Line by line, the producer does the following for each row block:
@@ -459,13 +459,13 @@ show("pipeline_stages")
 # `begin` from this consumer's rows:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
+show_listing(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
 
 # %% [markdown]
 # Then the consumer goes through the tiles:
 
 # %% tags=["nbval-ignore-output"]
-read(
+show_listing(
     KERNEL, "consumer",
     begin="for j in range(all_end - end)", end="n += all_end", off="geometry.cu_seqlens_q",
 )  # fmt: skip
@@ -477,7 +477,7 @@ read(
 # release Q, after the copy of O has finished reading the buffer.
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "drain_tile")
+show_listing(KERNEL, "drain_tile")
 
 # %% [markdown]
 # **Predict.** `drain_tile` neither uses V's tile nor releases it. Why does it still call `smem.v.wait(n)`?
@@ -547,7 +547,7 @@ def skipping(T, takes, orders=500):
         K, V, upper, lower = RingModel(2, 2), RingModel(2, 2), [], []
         started = {ring: [Barrier("started", 1) for _ in range(T)] for ring in (K, V)}
         actors = {(ring is V, n): copy_when_started(ring, n) for ring in (K, V) for n in range(T)}
-        run(actors | {"producer": producer(), "upper": consumer(2, upper),
+        run_actors(actors | {"producer": producer(), "upper": consumer(2, upper),
                       "lower": consumer(0, lower)}, seed)
         failed += (upper, lower) != ([*range(2, T)], [*range(T)])
     return failed
@@ -575,7 +575,7 @@ for T in (4, 5):
 # `step`, the body of the loop over tiles, combines the loop of rung 20 with the softmax of rung 22.
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "step", begin="s = start_scores")
+show_listing(KERNEL, "step", begin="s = start_scores")
 
 # %% [markdown]
 # | line | matmuls that have started and are still running | waits for |
@@ -649,7 +649,7 @@ for d, causal in product((64, 128), (False, True)):
 # Ping-pong needs one barrier per consumer:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
+show_listing("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 
 # %% [markdown]
 # Consumer 0's barrier gets one arrival in advance, since otherwise no consumer could ever begin. A consumer that skips
@@ -675,7 +675,7 @@ show("ping_pong")
 # stored once for each of these lanes, in the shape (64, 4):
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "softmax_step", "lane_row_max")
+show_listing("hopper/forward/softmax.py", "softmax_step", "lane_row_max")
 
 # %% [markdown]
 # - `broadcast_state` lines up a value that a lane holds once per row, such as m, with each of that lane's scores in the
@@ -735,7 +735,7 @@ for size in (1e3, 1e6, 3e9):
 # The test, the vote and the jump look like this:
 
 # %% tags=["nbval-ignore-output"]
-raised = "\n".join(lines_of("hopper/forward/softmax.py", "PTX_UPDATE_ROW_MAX"))
+raised = "\n".join(definition_lines("hopper/forward/softmax.py", "PTX_UPDATE_ROW_MAX"))
 show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 
 # %% [markdown]
@@ -773,7 +773,7 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 # </details>
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "mask")
+show_listing("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
 # If we write `seen` for `bounds.end - first`, the first `where` tests `col - (col & 6) < seen - (col & 6)`. The left side
@@ -792,7 +792,7 @@ read("hopper/forward/softmax.py", "mask")
 # After its last tile, a consumer calls `store`, which finishes O and L and copies O to HBM:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "store", begin="LANES")
+show_listing(KERNEL, "store", begin="LANES")
 
 # %% [markdown]
 # These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
@@ -832,7 +832,7 @@ def leaves_one_out(ring, T, c, seen):
             ring.release(n)
 
 
-print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
+print(try_consumer(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 
 # %% [markdown]
 # **Predict.** Which tile was not released?
@@ -1019,7 +1019,7 @@ def my_copies(K, V, T):  # T tiles
 
 
 # %% tags=["hide-input"]
-judge_copies(my_copies)
+check_copies(my_copies)
 
 # %% [markdown]
 # <details><summary>A solution</summary>

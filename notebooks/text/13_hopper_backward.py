@@ -29,7 +29,7 @@ import torch
 from fa2_lab.api.attention import attention
 from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.plots.show import show
-from fa2_studio.book.hopper import read
+from fa2_studio.book.hopper import show_listing
 
 # %% tags=["nbval-ignore-output"]
 # Setup: run this cell as well.
@@ -319,7 +319,7 @@ show("pipelines_backward")
 # values, of which `index(which)` picks one:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
+show_listing("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 
 # %% [markdown]
 # The comment in the listing is about the second row of chapter 12a's table of fences. A thread loads these values, and
@@ -352,7 +352,7 @@ read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 
 # %% tags=["nbval-ignore-output"]
 KERNEL, LATE = "hopper/backward/kernel.py", "smem.config.dk_late"
-read(KERNEL, "consumer", begin="bounds = seeing_rows", end="write_dk_dv(c", off=LATE)
+show_listing(KERNEL, "consumer", begin="bounds = seeing_rows", end="write_dk_dv(c", off=LATE)
 
 # %% [markdown]
 # The first step, the *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row
@@ -370,7 +370,7 @@ read(KERNEL, "consumer", begin="bounds = seeing_rows", end="write_dk_dv(c", off=
 # 128 without a mask, `dv_late` is on, so matmul 2 starts only after dS:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
+show_listing(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 
 # %% [markdown]
 # | line | what runs meanwhile | what it waits for |
@@ -431,8 +431,8 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # The rest of the step follows:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "step", begin="dp = start_dp", off=LATE)
-read(KERNEL, "exchange_ds")
+show_listing(KERNEL, "step", begin="dp = start_dp", off=LATE)
+show_listing(KERNEL, "exchange_ds")
 
 # %% [markdown]
 # - `ds` is used twice. `exchange_ds` writes it to shared memory for both consumers, and `as_operand` turns it into the
@@ -465,7 +465,7 @@ read(KERNEL, "exchange_ds")
 # A step calls `add_dq`. Without turns (part 5), the consumer's half of dQ then ends up in this function:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/accumulators.py", "add_lines")
+show_listing("hopper/backward/accumulators.py", "add_lines")
 
 # %% [markdown]
 # These lines are the whole handover. `x` is the consumer's half of dQ, whose 64 × 64 values are viewed as 128 lines of
@@ -633,7 +633,7 @@ display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measure
 # the turn, adds the consumer's part to dQ, and increments the counter on the consumer's behalf:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
+show_listing("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 
 # %% [markdown]
 # `add` is the writer's work on one part of dQ. Line by line:
@@ -814,9 +814,9 @@ def my_order(block, ds_filled, T, add=600):
 
 
 # %% tags=["hide-input"]
-from fa2_studio.book.orders import judge_step
+from fa2_studio.book.orders import check_step
 
-judge_step(my_order)
+check_step(my_order)
 
 # %% [markdown]
 # <details><summary>A solution</summary>

@@ -481,7 +481,7 @@ def fp8(Q, K, V, rows, turn=None):  # P has a fixed scale, since its largest num
 
 
 def rms_of(share, rows, turn=None, draws=4):  # error of O, over several draws
-    drawn = [rounding.with_outliers(N=1024, outlier_share=share, seed=seed) for seed in range(draws)]
+    drawn = [rounding.with_outliers(1024, outlier_share=share, seed=seed) for seed in range(draws)]
     return rms(np.array([fp8(*x, rows, turn) - exact(*x) for x in drawn]))
 
 

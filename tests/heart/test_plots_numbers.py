@@ -70,7 +70,7 @@ def test_merge_orders_figure_gives_one_result_in_every_order():
 @pytest.mark.parametrize("name", ["FA1", "FA2"])
 def test_visiting_order_figure_equals_the_trace(name):
     seen = data("visiting_order")
-    order = module("visiting_order").visits(seen["events"][name])
+    order = module("visiting_order").visited_tiles(seen["events"][name])
     tiles = [(i, j) for i, j in itertools.product(range(3), range(4))]
     assert order == (tiles if name == "FA2" else sorted(tiles, key=lambda tile: tile[::-1]))
     assert (
@@ -80,7 +80,7 @@ def test_visiting_order_figure_equals_the_trace(name):
 
 
 def test_window_tiles_figure_marks_exactly_the_needed_tiles():
-    kinds, N, B = module("window_tiles").kinds, 96, 8
+    kinds, N, B = module("window_tiles").kinds_of, 96, 8
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     for left, first in ((23, 3), (24, 8), (7, 0), (0, 1)):
         sees = (column <= row) & ((row - column <= left) | (column < first))
@@ -120,7 +120,7 @@ def test_timeline_figure_orders_variants_by_tensor_core_use():
 def test_strips_figure_equals_compiled_and_counted_numbers(after):
     seen = module("rung_timeline").data(str(after))
     for panel in seen["panels"]:
-        size = module("rung_timeline").sizes(str(panel["number"]))
+        size = module("rung_timeline").rung_costs(str(panel["number"]))
         took = {"copy": {size.copy, size.rows}, "tensor": {size.product}, "exp": {size.softmax}}
         for unit, _, what, begun, ended in panel["jobs"]:
             least = min(took[unit])

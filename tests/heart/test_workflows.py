@@ -13,7 +13,7 @@ import fa2_lab
 
 PROJECT = Path(__file__).resolve().parents[2]
 VERSION = fa2_lab.__version__
-ELSEWHERE = (  # commands that install, or that .ci/run and other tests run: test_package, test_site, test_reach
+ELSEWHERE = (  # commands that install, or that .ci/run and other tests run: test_package, test_site, test_colab
     "pip install ",
     "bash .ci/run",
     "python -m pytest\n",

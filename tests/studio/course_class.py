@@ -58,12 +58,12 @@ def graded_at_once(folder: Path, books: dict, kind: str, limits: Limits = PATIEN
     if not limits_hold:
         pytest.skip(needs_limits.kwargs["reason"])
     assignment = notebooks.find_assignment(name)
-    how, found = replace(grade.Grading(), limits=limits, jobs=2, trust=not kind), {}
+    settings, found = replace(grade.GradingSettings(), limits=limits, jobs=2, trust=not kind), {}
     paths = {key: write(deepcopy(book), folder / str(n), f"{assignment.name}.ipynb") for n, (key, book) in
              enumerate(books.items())}  # fmt: skip
-    tasks = [(grade.Found(key, assignment, path), 0, "") for key, path in paths.items()]
+    tasks = [(grade.Submission(key, assignment, path), 0, "") for key, path in paths.items()]
     with grade.staged_packages([assignment]) as staged:
-        grade.grade_all(tasks, staged, how, lambda task, graded: found.__setitem__(task[0].student, graded))
+        grade.grade_all(tasks, staged, settings, lambda task, graded: found.__setitem__(task[0].student, graded))
     return found
 
 

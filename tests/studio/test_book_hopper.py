@@ -29,17 +29,17 @@ def written(body: str) -> str:
 
 @pytest.mark.parametrize("change", WRONG, ids=lambda change: change[0].split("(")[0])
 def test_chapter_12a_exercise_names_a_mistake(change):
-    assert maxima.judge(written(maxima.SOLUTION.replace(*change))).startswith(WRONG[change])
+    assert maxima.check_kernel(written(maxima.SOLUTION.replace(*change))).startswith(WRONG[change])
 
 
 def test_chapter_12a_exercise_accepts_its_solution():
     for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
-        assert maxima.judge(empty).startswith("your turn: write tile_maxima")
-    assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
+        assert maxima.check_kernel(empty).startswith("your turn: write tile_maxima")
+    assert maxima.check_kernel(written(maxima.SOLUTION)).startswith("right")
     at_once = maxima.SOLUTION.replace(", is_async=True", "").replace("s = warpgroup_mma_wait(0, deps=[s])", "")
     named = maxima.SOLUTION.replace("max(s, 1)", "max(s, axis=1)").replace("nbytes)", "nbytes, pred=True)")
     for other in (at_once, named):  # Gluon waits for a product unless asked not to
-        assert maxima.judge(written(other)).startswith("right")
+        assert maxima.check_kernel(written(other)).startswith("right")
 
 
 def hasty(block, ds_filled, T):
@@ -106,22 +106,22 @@ HANGS = "with stages = 1, no actor can go on: "
 @pytest.mark.parametrize(
     "judge, order, mistake",
     [
-        (orders.judge_step, lonely, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
+        (orders.check_step, lonely, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
         (
-            orders.judge_copies,
+            orders.check_copies,
             ahead,
             f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
         ),
-        (orders.judge_copies, eager, "with stages = 1, V's tile 0 was overwritten by tile 1 before consumer 1"),
-        (orders.judge_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
-        (orders.judge_copies, yielding, "with stages = 1, you yielded a copy"),
-        (orders.judge_step, hasty, "consumer 0 starts dQ 0 before both consumers have arrived"),
-        (orders.judge_step, short, "consumer 0 leaves out P 0"),
+        (orders.check_copies, eager, "with stages = 1, V's tile 0 was overwritten by tile 1 before consumer 1"),
+        (orders.check_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
+        (orders.check_copies, yielding, "with stages = 1, you yielded a copy"),
+        (orders.check_step, hasty, "consumer 0 starts dQ 0 before both consumers have arrived"),
+        (orders.check_step, short, "consumer 0 leaves out P 0"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_chapter_12b_and_13_exercises_reject_wrong_orders(judge, order, mistake, capsys):
-    judge(order)
+def test_chapter_12b_and_13_exercises_reject_wrong_orders(check_kernel, order, mistake, capsys):
+    check_kernel(order)
     assert capsys.readouterr().out.startswith(f"wrong: {mistake}")
 
 
@@ -135,16 +135,16 @@ def test_chapter_13_exercise_reports_a_right_but_unrequested_order(capsys):
             for unit, what in ("tensor", "dK"), ("tensor", "dQ"), ("copy", "add dQ"):
                 yield block.start(unit, 256, f"{what} {n}").done()
 
-    orders.judge_step(waited_for)
+    orders.check_step(waited_for)
     says = capsys.readouterr().out
     assert says.startswith("the operands are right, but the task is not done: S and dP are not started together")
     assert "waits for its own addition" in says
 
 
 def test_hopper_listing_omits_disabled_branches():
-    assert hopper.without(["if a:", "    x", "else:", "    y", "z"], "a") == ["y", "z"]
+    assert hopper.without_branches(["if a:", "    x", "else:", "    y", "z"], "a") == ["y", "z"]
     nested = ["if b:", "    if a and c:", "        x", "    y", "else:", "    z"]
-    assert hopper.without(nested, "a") == ["if b:", "    y", "else:", "    z"]
+    assert hopper.without_branches(nested, "a") == ["if b:", "    y", "else:", "    z"]
 
 
 TAG = r"FA2[.]\w+[.]L\d+"
@@ -153,7 +153,7 @@ TAG = r"FA2[.]\w+[.]L\d+"
 def test_a_listing_with_shorter_lines_is_the_same_code():
     for file in (PACKAGE / "kernels" / "hopper").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        shown = "\n".join(hopper.fitted(text))
+        shown = "\n".join(hopper.fit_lines(text))
         first, second = (re.sub(r"\s+", " ", ast.unparse(ast.parse(code))) for code in (text, shown))
         assert first == second and sorted(re.findall(TAG, text)) == sorted(re.findall(TAG, shown))
 
@@ -161,8 +161,8 @@ def test_a_listing_with_shorter_lines_is_the_same_code():
 def test_a_long_comment_in_a_listing_is_wrapped_as_one_paragraph():
     words = " ".join(["word"] * 30)
     lines = [f"    # {words}", "    # its end.", "    x = 1"]
-    shown = hopper.fitted("\n".join(lines))
+    shown = hopper.fit_lines("\n".join(lines))
     assert " ".join(line.strip().removeprefix("# ") for line in shown[:-1]) == f"{words} its end."
     assert len(shown) == 3 and shown[-1] == "    x = 1"
-    as_diff = hopper.fitted("\n".join(f"+ {line}" for line in lines), edge=2)
+    as_diff = hopper.fit_lines("\n".join(f"+ {line}" for line in lines), edge=2)
     assert as_diff == [f"+ {line}" for line in shown]

@@ -16,8 +16,8 @@ from course_costs import graded_here, slipped
 from course_wrong import GAINS, SLIPS, WRONG
 
 from fa2_studio.course import notebooks, sandbox, seeds
+from fa2_studio.course.build import notebook_from_text
 from fa2_studio.course.notebooks import TEXT, grade_id, source_notebook
-from fa2_studio.course.texts import from_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as wrong kernels give
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
@@ -46,7 +46,7 @@ def steps_alone(notebook, steps):
 @each
 def test_assignment_matches_its_source(name):
     pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
-    made, kept = from_text(TEXT / f"{name}.py"), source_notebook(ASSIGNMENTS[name])
+    made, kept = notebook_from_text(TEXT / f"{name}.py"), source_notebook(ASSIGNMENTS[name])
     assert made == kept, "run `python -m fa2_lab course build`"
     nbformat.validate(kept)
 

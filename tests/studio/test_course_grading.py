@@ -21,7 +21,7 @@ from fa2_studio.course.notebooks import grade_id, is_solution, source_notebook
 
 pytestmark = needs_limits
 
-TRUST = grade.Grading(PATIENT, trust=True)
+TRUST = grade.GradingSettings(PATIENT, trust=True)
 
 
 # The channel --------------------------------------------------------------------------------------------------------
@@ -98,8 +98,10 @@ def test_grading_a_class_can_be_resumed_and_repeated(tmp_path, monkeypatch, unpr
     monkeypatch.setattr(grade, "grade_all", lambda tasks, *more: (runs.append(len(tasks)), real(tasks, *more)))
 
     def go(**more) -> dict:
-        how = grade.Grading(PATIENT, jobs=2, trust=True, roster=results.read_roster(tmp_path / "class.csv"), **more)
-        grade.grade_folder(folder, out, [FIRST], how)
+        settings = grade.GradingSettings(
+            PATIENT, jobs=2, trust=True, roster=results.read_roster(tmp_path / "class.csv"), **more
+        )
+        grade.grade_folder(folder, out, [FIRST], settings)
         return {row["student"]: row for row in rows_of(out / "scores.csv")}
 
     rows = go()

@@ -17,7 +17,7 @@ from checks.probes import NotAllowed
 from checks.report import Failed
 from course_class import FIRST, handed_in, played, write
 
-from fa2_studio.course import command, keys, notebooks, sandbox, seeds
+from fa2_studio.course import command, notebooks, planted_bugs, sandbox, seeds
 from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source_notebook
 
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
@@ -90,8 +90,8 @@ def test_bundle_contains_no_solution_hidden_test_or_key(name, bundled):
     assert len(secrets) >= 6 and not secrets & lines
     assert not [s for s in secrets if len(s) > 75 and s in everything]
     assert not re.search(r"(BEGIN|END) (SOLUTION|HIDDEN)", everything)
-    for slip in (*keys.HANGS, *keys.RACES, *keys.WRONG):
-        assert repr(slip.right) not in everything and f'Slip("{slip.cause}"' not in everything
+    for bug in (*planted_bugs.HANGS, *planted_bugs.RACES, *planted_bugs.WRONG):
+        assert repr(bug.right) not in everything and f'PlantedBug("{bug.cause}"' not in everything
 
 
 def test_bundle_of_one_assignment_has_only_its_checks(tmp_path):
@@ -169,23 +169,25 @@ def points(monkeypatch):
     monkeypatch.setattr(detective.guard, "text", str)
 
     def points(step: str, answer, seed: int) -> tuple[int, int]:
-        path, slip = keys.program_and_slip(step, seed)
-        case = detective.IN_MODEL if path == keys.PIPELINE else detective.IN_TRITON
-        text = keys.broken_program(path, slip, seed)
-        text = text[text.index("def pipeline" if path == keys.PIPELINE else "@triton.jit") :]
+        path, bug = planted_bugs.program_and_bug(step, seed)
+        case = detective.IN_MODEL if path == planted_bugs.PIPELINE else detective.IN_TRITON
+        text = planted_bugs.broken_program(path, bug, seed)
+        text = text[text.index("def pipeline" if path == planted_bugs.PIPELINE else "@triton.jit") :]
         monkeypatch.setattr(detective, "text_of", lambda program: text)
-        return detective.check_step(step, case, answer, None, seed).passed, keys.named(step, answer, seed).passed
+        return detective.check_step(step, case, answer, None, seed).passed, planted_bugs.check_naming(
+            step, answer, seed
+        ).passed
 
     return points
 
 
 def right_answer(step: str, seed: int) -> Answer:
     """Return the right answer to the planted bug of a step and a seed."""
-    path, slip = keys.program_and_slip(step, seed)
-    line = sorted(keys.wrong_lines(path, slip, seed))[0]
-    pair = tuple(keys.rename_variables(path, text, seed).rstrip("\n") for text in (slip.wrong, slip.right))
-    runs = dict(shows=slip.shows or dict(tiles=7), hides=slip.hides or dict(tiles=7))
-    return Answer(line=line, cause=slip.cause, mend=[pair], **runs)
+    path, bug = planted_bugs.program_and_bug(step, seed)
+    line = sorted(planted_bugs.wrong_lines(path, bug, seed))[0]
+    pair = tuple(planted_bugs.rename_variables(path, text, seed).rstrip("\n") for text in (bug.wrong, bug.right))
+    runs = dict(shows=bug.shows or dict(tiles=7), hides=bug.hides or dict(tiles=7))
+    return Answer(line=line, cause=bug.cause, mend=[pair], **runs)
 
 
 @pytest.mark.parametrize("step", ["hang", "race"])
@@ -257,11 +259,11 @@ def test_answer_dictionary_must_be_a_literal(monkeypatch):
 
 
 def test_planted_kernel_bugs_match_one_line_and_all_are_drawn():
-    for slips in (keys.HANGS, keys.RACES, keys.WRONG):
-        drawn = [keys.slip_of_seed(slips, seed) for seed in range(60)]
-        assert {drawn.count(slip) for slip in slips} <= set(range(10, 31))
-    for slip in keys.WRONG:
-        assert keys.broken_program(keys.KERNEL, slip, 5) and slip.cause in detective.CAUSES
+    for bugs in (planted_bugs.HANGS, planted_bugs.RACES, planted_bugs.WRONG):
+        drawn = [planted_bugs.bug_of_seed(bugs, seed) for seed in range(60)]
+        assert {drawn.count(bug) for bug in bugs} <= set(range(10, 31))
+    for bug in planted_bugs.WRONG:
+        assert planted_bugs.broken_program(planted_bugs.KERNEL, bug, 5) and bug.cause in detective.CAUSES
 
 
 # Kernels as text -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '
 from checks import meter
 from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, needs_limits, write
 
-from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, package, results, sandbox
+from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, results, sandbox, sandbox_package
 from fa2_studio.course.notebooks import find_assignment, grade_id, source_notebook
 
 pytestmark = needs_limits
@@ -312,7 +312,8 @@ def test_notebooks_cannot_leave_data_for_each_other():
 def test_no_sandbox_contains_the_examiner_or_the_errata(assignment, tmp_path):
     """A test that calls the examiner catches every bug of 5, and its attention is an answer to 2, 3, 4 and 7."""
     given = {
-        path.relative_to(tmp_path).parts for path in package.write_sandbox_package(tmp_path, assignment).rglob("*.py")
+        path.relative_to(tmp_path).parts
+        for path in sandbox_package.write_sandbox_package(tmp_path, assignment).rglob("*.py")
     }
     assert given and not [path for path in given if path[:2] in (("fa2_lab", "examine"), ("fa2_lab", "errata"))]
 
@@ -475,8 +476,8 @@ def test_results_are_written_as_they_arrive(tmp_path, monkeypatch):
         return grade_notebook.Graded(one.student, one.assignment.name)
 
     monkeypatch.setattr(grade, "grade_one", grade_one)
-    tasks = [(grade.Found(name, FIRST), 0, "") for name in "abc"]
-    grade.grade_all(tasks, {}, grade.Grading(jobs=2, trust=True), lambda task, _: done.append(task[0].student))
+    tasks = [(grade.Submission(name, FIRST), 0, "") for name in "abc"]
+    grade.grade_all(tasks, {}, grade.GradingSettings(jobs=2, trust=True), lambda task, _: done.append(task[0].student))
     assert done == ["b", "c", "a"]
 
 

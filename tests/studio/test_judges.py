@@ -101,7 +101,7 @@ def test_judge_rejects_bad_arguments(argv, message):
     ],
 )
 def test_only_third_party_tests_of_missing_features_are_skipped(suite, test, case, left_out):
-    found = SUITES[suite].left_out(test, case)
+    found = SUITES[suite].reason_to_leave_out(test, case)
     assert found.startswith(left_out) and bool(found) == bool(left_out)
 
 

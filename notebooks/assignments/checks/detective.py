@@ -1,7 +1,7 @@
 """Assignment 8, detective cases: a hang, a race and a wrong answer. Find the line, name the slip, mend it, prove it.
 
 What a student changes is run in a process in which none of their code has run; what comes out is judged here. Which
-slip a program has, and what it is called, is known to the grader alone (`keys`).
+slip a program has, and what it is called, is known to the grader alone (`planted_bugs`).
 """
 
 from __future__ import annotations

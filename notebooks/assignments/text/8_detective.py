@@ -99,9 +99,9 @@ def hang():
 
 # %% test="hang" points=5
 report = check.hang(hang, pipeline, seed=0)
-from fa2_studio.course import keys
+from fa2_studio.course import planted_bugs
 
-report += keys.named("hang", hang, seed=0)
+report += planted_bugs.check_naming("hang", hang, seed=0)
 
 # %% [markdown]
 # ## 2. A race
@@ -132,9 +132,9 @@ def race():
 
 # %% test="race" points=5
 report = check.race(race, pipeline, seed=0)
-from fa2_studio.course import keys
+from fa2_studio.course import planted_bugs
 
-report += keys.named("race", race, seed=0)
+report += planted_bugs.check_naming("race", race, seed=0)
 
 # %% [markdown]
 # ## 3. A wrong answer
@@ -160,6 +160,6 @@ def wrong():
 
 # %% test="wrong" points=5
 report = check.wrong(wrong, kernel, seed=0)
-from fa2_studio.course import keys
+from fa2_studio.course import planted_bugs
 
-report += keys.named("wrong", wrong, seed=0)
+report += planted_bugs.check_naming("wrong", wrong, seed=0)

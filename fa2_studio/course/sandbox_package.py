@@ -7,8 +7,8 @@ from pathlib import Path
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment
 
 CHECKS = FOLDER / "checks"
-BESIDE = ("cells", "probes", "probes_triton", "probes_cases")  # the checks that run in the student's process
-NOTHING = '''"""While work is graded, the checks are in another process: what is asked of them here is nothing."""
+CHECKS_IN_SANDBOX = ("cells", "probes", "probes_triton", "probes_cases")  # the checks that run in the student's process
+EMPTY_CHECKS = '''"""While work is graded, the checks are in another process: what is asked of them here is nothing."""
 
 from unittest.mock import MagicMock
 
@@ -25,17 +25,17 @@ def write_sandbox_package(folder: Path, assignment: Assignment) -> Path:
 
     These are the worker, the probes, and the modules of fa2_lab that the assignment provides.
     """
-    wanted = ["fa2_studio.course.worker", *(f"checks.{name}" for name in BESIDE), *assignment.gives]
+    wanted = ["fa2_studio.course.worker", *(f"checks.{name}" for name in CHECKS_IN_SANDBOX), *assignment.gives]
     for path in imported_files(wanted):
-        to = folder / path.relative_to(FOLDER if path.parent == CHECKS else PROJECT)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(path.read_bytes())
-    (folder / "checks" / "__init__.py").write_text(NOTHING, encoding="utf-8")
+        copy = folder / path.relative_to(FOLDER if path.parent == CHECKS else PROJECT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    (folder / "checks" / "__init__.py").write_text(EMPTY_CHECKS, encoding="utf-8")
     for home in {parent for path in folder.rglob("*.py") for parent in path.parents if folder in parent.parents}:
         if not (home / "__init__.py").exists():
             (home / "__init__.py").write_text('"""What was given of the package."""\n', encoding="utf-8")
-    for place in (folder, *folder.rglob("*")):
-        place.chmod(0o755 if place.is_dir() else 0o644)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
 
 

@@ -12,7 +12,7 @@ from fa2_studio.course.notebooks import ASSIGNMENTS, FOLDER, HIDDEN, SOLUTION, T
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
-def from_text(path: Path) -> nbformat.NotebookNode:
+def notebook_from_text(path: Path) -> nbformat.NotebookNode:
     """Build an nbgrader source from a text whose cells are marked with locked="id", solution="id" or test="id".
 
     A solution extends to the end of its cell. A test also has a mark such as points=4. Students see only a test's first
@@ -22,7 +22,7 @@ def from_text(path: Path) -> nbformat.NotebookNode:
     notebook = jupytext.read(path, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{path.stem[:1]}-{number:03d}"
-        cell.source = with_ends(cell)
+        cell.source = with_end_marks(cell)
         cell.metadata = nbformat.from_dict(nbgrader_metadata(cell))
     ids = [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
     if len(set(ids)) < len(ids):
@@ -32,7 +32,7 @@ def from_text(path: Path) -> nbformat.NotebookNode:
     return seeds.with_seed(notebook, seed=0)
 
 
-def with_ends(cell) -> str:
+def with_end_marks(cell) -> str:
     """Add to a cell's text the lines that its marks require, and return the text.
 
     These are the end of a solution, the begin and end of hidden tests, and the call report.points(…) of a test.
@@ -59,8 +59,8 @@ def nbgrader_metadata(cell) -> dict:
     return {"nbgrader": marks | ({"points": own["points"]} if kind == "test" else {})} | given
 
 
-def build() -> list[Path]:
+def build_notebooks() -> list[Path]:
     """Write every assignment's nbgrader source from its text, and return the files."""
     files.check_writable(FOLDER, "course build")
     texts = [(TEXT / f"{a.name}.py", FOLDER / f"{a.name}.ipynb") for a in ASSIGNMENTS]
-    return [files.write(path, nbformat.writes(from_text(text)) + "\n") for text, path in texts]
+    return [files.write(path, nbformat.writes(notebook_from_text(text)) + "\n") for text, path in texts]

@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 from fa2_lab.tools import command
-from fa2_studio.book import reach
+from fa2_studio.book import colab
 from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
 
 
@@ -36,13 +36,15 @@ def test_colab_copies_install_the_project_at_one_commit(tmp_path, monkeypatch):
         assert rest == nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4).cells
         assert "github.com/someone/fa2_lab " in first.source and "checkout -q 0123abc\n" in first.source
         copy = f"someone/fa2_lab/blob/colab/{chapter.name}.ipynb)"
-        colab, kaggle = reach.button(chapter).split(" · ")
-        assert colab.endswith(f"google.com/github/{copy}") and kaggle.endswith(f"?src=https://github.com/{copy}")
+        colab_link, kaggle_link = colab.links(chapter).split(" · ")
+        assert colab_link.endswith(f"google.com/github/{copy}") and kaggle_link.endswith(
+            f"?src=https://github.com/{copy}"
+        )
 
 
 def test_colab_buttons_need_a_repository(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
-    assert all(reach.button(c) == "" for c in written())
+    assert all(colab.links(c) == "" for c in written())
     assert command.main(["book", "--colab", str(tmp_path / "copies")]) == 2
     assert "got no GITHUB_REPOSITORY" in capsys.readouterr().err and not (tmp_path / "copies").exists()
 
@@ -55,7 +57,7 @@ def test_colab_copies_use_the_interpreter_on_old_gpus(tmp_path, monkeypatch, gpu
     for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # put back afterwards
     monkeypatch.setattr(sys, "path", [*sys.path])
-    exec(re.sub(r"%pip.*", "pass", reach.PREPARE), {})
+    exec(re.sub(r"%pip.*", "pass", colab.PREPARE), {})
     assert (os.environ.get("TRITON_INTERPRET") == "1") == interpreted
 
 
@@ -65,9 +67,9 @@ def test_colab_copy_runs_without_a_gpu(chapter, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/fa2_lab")
     monkeypatch.setenv("GITHUB_SHA", "0123abc")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    reach.write_for_colab(tmp_path)
+    colab.write_for_colab(tmp_path)
     copy = nbformat.read(tmp_path / f"{chapter.name}.ipynb", as_version=4)
-    copy.cells[0].source = re.sub(r"%pip.*", "pass", reach.PREPARE)  # the project is here, and so is what it needs
+    copy.cells[0].source = re.sub(r"%pip.*", "pass", colab.PREPARE)  # the project is here, and so is what it needs
     copy.cells[0].metadata.tags = []  # or it would be passed over
     NotebookClient(copy, timeout=300, resources={"metadata": {"path": NOTEBOOKS}}).execute()
     assert "torch" in copy.cells[0].outputs[0].text

@@ -51,7 +51,7 @@ def origin() -> tuple[str, str] | None:
     return found if all(found) else None
 
 
-def button(chapter: Chapter) -> str:
+def links(chapter: Chapter) -> str:
     """Return links to a chapter's copy on Colab and Kaggle, or "" outside GitHub.
 
     pages.yml keeps these copies in a separate branch.
