@@ -35,7 +35,7 @@ PACKED, NEAR, IN_TURN = (
 )  # options of a call of Hopper's kernels
 
 
-class Compiling:
+class OnlyCompiles:
     """A stand-in for a kernel that is launched in the same way, but only compiles and keeps the compiled kernel."""
 
     def __init__(self, kernel):
@@ -48,15 +48,15 @@ class Compiling:
         return call
 
 
-def compiling(module, *names: str) -> list[Compiling]:
+def only_compile(module, *names: str) -> list[OnlyCompiles]:
     """Replace kernels of a module by stand-ins that only compile, and return these."""
     for name in names:
-        if not isinstance(getattr(module, name), Compiling):
-            setattr(module, name, Compiling(getattr(module, name)))
+        if not isinstance(getattr(module, name), OnlyCompiles):
+            setattr(module, name, OnlyCompiles(getattr(module, name)))
     return [getattr(module, name) for name in names]
 
 
-def meta(*shape, dtype=torch.bfloat16):
+def meta_tensor(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -92,11 +92,11 @@ def portable(target: str, which: str) -> list[dict]:
 def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
     """Return a row per portable kernel for each wanted (d, dtype, causal, name of a bias or None)."""
     offline.compile_for(target)
-    made = dict(zip(("dkdv", "dq"), compiling(backward, "bwd_dkdv", "bwd_dq"), strict=True))
-    made |= dict(forward=compiling(forward, "forward_kernel")[0])
+    made = dict(zip(("dkdv", "dq"), only_compile(backward, "bwd_dkdv", "bwd_dq"), strict=True))
+    made |= dict(forward=only_compile(forward, "forward_kernel")[0])
     rows = []
     for d, dtype, causal, bias in wanted:
-        Q = meta(2, 16, 8192, d, dtype=getattr(torch, dtype))
+        Q = meta_tensor(2, 16, 8192, d, dtype=getattr(torch, dtype))
         tensors, options = Tensors(Q, Q, Q), Options(causal, scale=0.1, bias=bias and BIASES[bias][0])
         O, L = forward.prepare(tensors, options)(tensors)
         backward.prepare(O, O, tensors, options)(O, None, O, L, tensors)
@@ -104,12 +104,12 @@ def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
             blocks = tables.choose_config(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, bias=bias, warps=blocks.warps)
             waits = target == "sm_90" and dtype != "float32"
-            row |= dict(made=kernel.made, waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
+            row |= dict(made=kernel.made, waits=waits, narrow_accesses=narrow_accesses(kernel.made.asm.get("ptx", "")))
             rows.append(row | dict(shares=ttgir.shares_of_warps(kernel.made.asm["ttgir"])))
     return rows
 
 
-def narrow(ptx: str) -> int:
+def narrow_accesses(ptx: str) -> int:
     """Return the number of loads, copies and stores of a 16-bit tensor that move fewer than sixteen bytes.
 
     L and D are fp32, so their accesses do not count.
@@ -144,14 +144,17 @@ def decode(target: str, which: str) -> list[dict]:
     """
     offline.compile_for(target)
     plan.has_pdl = lambda device: target in ("sm_90", "sm_100", "sm_120")
-    split_kv, stream_k, merge = compiling(plan, "split_kv_kernel", "stream_k_kernel", "merge_partials_kernel")
-    rows, few = [], ("one query", "64 rows")  # for targets other than Hopper
-    for d, calls in ((64, OF_D_64), (128, CALLS)) if which == "all" or target == "sm_90" else ((128, few),):
+    split_kv, stream_k, merge = only_compile(plan, "split_kv_kernel", "stream_k_kernel", "merge_partials_kernel")
+    rows, few_jobs = [], ("one query", "64 rows")  # for targets other than Hopper
+    for d, calls in ((64, OF_D_64), (128, CALLS)) if which == "all" or target == "sm_90" else ((128, few_jobs),):
         for what in calls:
             batch, heads, N_q, page, lengths, causal, splits = CALLS[what]
-            q, k = meta(batch, heads, N_q, d), meta(1000, page, 8, d) if page else meta(batch, 8, 8192, d)
-            table = meta(2, 500, dtype=torch.int32) if page else None
-            given = meta(2, dtype=torch.int32) if lengths else None
+            q, k = (
+                meta_tensor(batch, heads, N_q, d),
+                meta_tensor(1000, page, 8, d) if page else meta_tensor(batch, 8, 8192, d),
+            )
+            table = meta_tensor(2, 500, dtype=torch.int32) if page else None
+            given = meta_tensor(2, dtype=torch.int32) if lengths else None
             tensors = Tensors(q, k, k, key_lengths=given, block_table=table)
             options = Options(causal, scale=0.1, num_splits=splits)
             made = plan.prepare(tensors, options)
@@ -170,7 +173,7 @@ def decode(target: str, which: str) -> list[dict]:
 SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
 
 
-def kinds(d: int) -> list[tuple]:
+def kinds_of(d: int) -> list[tuple]:
     """Return all (sizes, causal, with key_lengths) that the forward kernel chooses for any shape with this d."""
     from fa2_lab.kernels.hopper.forward.configs import choose
 
@@ -179,24 +182,24 @@ def kinds(d: int) -> list[tuple]:
     return list(dict.fromkeys((choose(d, N, n * N, H, 132, *mask), *mask) for mask, N, n, H in shapes))
 
 
-def every() -> list[tuple]:
+def all_jobs() -> list[tuple]:
     """Return jobs for all kinds of calls, with whole and ragged tiles, packed sequences, and windows.
 
     At d = 48 and d = 96, matmuls that sum over d leave out the last quarter of the d_pad columns.
     """
-    all_kinds = [(d, kind) for d in (32, 48, 64, 96, 128, 256) for kind in kinds(d)]
+    all_kinds = [(d, kind) for d in (32, 48, 64, 96, 128, 256) for kind in kinds_of(d)]
     packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
-    return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed + windowed(WINDOWS)
+    return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed + windowed_jobs(WINDOWS)
 
 
 WINDOWS = [(64, True, True), (128, False, False), (96, True, True), (128, True, False)]  # d, causal, with key_lengths
 
 
-def windowed(some: list[tuple]) -> list[tuple]:
+def windowed_jobs(some: list[tuple]) -> list[tuple]:
     return [(d, 511 + keys, None, causal, keys, NEAR) for d, causal, keys in some]
 
 
-def few() -> list[tuple]:
+def few_jobs() -> list[tuple]:
     """Return jobs with each choice of sizes once, and a few more with windows and packed sequences.
 
     Each has the mask and the length that earlier jobs have least. Sizes whose tiles have fewer keys than those of other
@@ -206,10 +209,10 @@ def few() -> list[tuple]:
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
-        chosen = [x for x, *_ in kinds(d)]
+        chosen = [x for x, *_ in kinds_of(d)]
         longest = {(x.consumers, max(y.B_c for y in chosen if y.consumers == x.consumers)) for x in chosen}
         for sizes in dict.fromkeys(x for x in chosen if (x.consumers, x.B_c) in longest):
-            masks = [tuple(mask) for other, *mask in kinds(d) if other == sizes]
+            masks = [tuple(mask) for other, *mask in kinds_of(d) if other == sizes]
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
@@ -217,11 +220,11 @@ def few() -> list[tuple]:
     jobs += [(d, 511, choose(d, 4096, 4096, 128, 132, True, False), True, False) for d in (32, 48, 96)]
     long_rows = replace(DEFAULT[64], low_reg_schedule=tables.USE_LOW_REG)
     packed = ((64, DEFAULT[64], False), (64, long_rows, True), (128, THREE_CONSUMERS, True))
-    return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
+    return jobs + windowed_jobs(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 
 @cache
-def pretend() -> None:
+def pretend_hopper() -> None:
     """Make the kernels' modules compile as on a Hopper GPU."""
     from fa2_lab.kernels.hopper.shared import host
 
@@ -240,14 +243,14 @@ def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None)
 
 def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict | None = None) -> list[dict]:
     """Compile the forward kernel of one call, and return its row."""
-    pretend()
+    pretend_hopper()
     from fa2_lab.kernels.hopper.forward import launch
 
     launch.configs.choose = lambda *_: sizes
     more = more or {}
     options = Options(causal, d**-0.5, left=more.get("left"))
     tensors = call_of(d, N, torch.int32 if keys else None, more.get("packed"))
-    (kernel,) = compiling(launch, "forward_kernel")
+    (kernel,) = only_compile(launch, "forward_kernel")
     launch.prepare(tensors, options)(tensors)
     chosen = launch.prepare_launch(tensors, options).arguments["CONFIG"]
     text, row = kernel.made.asm["ttgir"], dict(d=d, N=N, consumers=chosen.consumers, causal=causal, keys=keys)
@@ -263,23 +266,26 @@ LENGTHS = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, 
 LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough to compute dK in the next step
 LENGTHS += [(32, 1000, True, False), (32, 1024, False, False), (48, 1000, True, False)]
-MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
-MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
-MORE += [(LENGTHS[8], 3, IN_TURN)]
-ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three parts that add to the same dK and dV
-FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (12, 3), (14, 3))]
-FEW += MORE
+WITH_OPTIONS = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
+WITH_OPTIONS += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
+WITH_OPTIONS += [(LENGTHS[8], 3, IN_TURN)]
+ALL_BACKWARD = [
+    *product(LENGTHS, (1, 3), ({},)),
+    *WITH_OPTIONS,
+]  # in one part, and in three parts that add to the same dK and dV
+FEW_BACKWARD = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (12, 3), (14, 3))]
+FEW_BACKWARD += WITH_OPTIONS
 
 
 def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     """Compile the backward kernels of one call, and return their rows."""
-    pretend()
+    pretend_hopper()
     from fa2_lab.kernels.hopper.backward import launch
 
     d, N, causal, keys = length
     launch.configs.choose_parts = lambda *_: parts
     tensors = call_of(d, N, torch.int64 if keys else None, more.get("packed"))
-    kernels, L = compiling(launch, *BACKWARD), torch.empty(2, 4, N)
+    kernels, L = only_compile(launch, *BACKWARD), torch.empty(2, 4, N)
     options = Options(causal, d**-0.5, left=more.get("left"))
     call = launch.prepare(tensors.q, tensors.q, tensors, options, "deterministic" in more)
     call(tensors.q, L if causal else None, tensors.q, L, tensors)
@@ -300,16 +306,18 @@ KINDS = dict(portable=portable, decode=decode, forward=hopper_forward, backward=
 def rows_of(task: tuple[str, list]) -> list[dict]:
     """Return the rows of some jobs of a kind."""
     kind, jobs = task
-    return counted([row for job in jobs for row in KINDS[kind](*job)])
+    return with_counts([row for job in jobs for row in KINDS[kind](*job)])
 
 
-def counted(rows: list[dict]) -> list[dict]:
+def with_counts(rows: list[dict]) -> list[dict]:
     """Return the rows with numbers from the kernels' machine code in place of the compiled kernels.
 
     `waits` is added where a row asks for it.
     """
     kernels = [row[name] for row in rows for name in ("made", "merge") if name in row]
-    offline.read = machine_code.read({x.asm["cubin"]: x.metadata.target.arch for x in kernels if "cubin" in x.asm}).get
+    offline.read = machine_code.disassemble(
+        {x.asm["cubin"]: x.metadata.target.arch for x in kernels if "cubin" in x.asm}
+    ).get
     for row in rows:
         made = row.pop("made")
         row |= offline.report(made)
@@ -322,14 +330,17 @@ def tasks(kind: str, which: str, targets: list[str]) -> list[tuple[str, list]]:
     """Return tasks, each for one process: all jobs of one target, or a part of Hopper's jobs."""
     if targets:
         return [(kind, [(target, which)]) for target in targets]
-    jobs = dict(forward=every if which == "all" else few, backward=lambda: ALL if which == "all" else FEW)[kind]()
+    jobs = dict(
+        forward=all_jobs if which == "all" else few_jobs,
+        backward=lambda: ALL_BACKWARD if which == "all" else FEW_BACKWARD,
+    )[kind]()
     return [(kind, jobs[n :: 4 * os.cpu_count()]) for n in range(min(len(jobs), 4 * os.cpu_count()))]
 
 
 if __name__ == "__main__":
     kind, which, *targets = sys.argv[1:]
     context = get_context("fork")  # so that what is slow is done once, by a process that compiles nothing:
-    torch.empty_like(meta(1))  # imports sympy
+    torch.empty_like(meta_tensor(1))  # imports sympy
     getattr(cache_of_triton, "triton_key", int)()  # hashes Triton's files
     with context.Pool(os.cpu_count(), maxtasksperchild=1 if targets else None) as pool:
         for rows in pool.imap(rows_of, tasks(kind, which, targets)):

@@ -20,16 +20,16 @@ class Whole(int):
         return self
 
 
-def closed(name):
+def whole_result(name):
     def operation(self, other):
-        found = getattr(int, name)(self, other)
-        return found if found is NotImplemented else Whole(found)
+        result = getattr(int, name)(self, other)
+        return result if result is NotImplemented else Whole(result)
 
     return operation
 
 
 for operator in ("add", "sub", "mul", "and", "radd", "rsub", "rmul"):
-    setattr(Whole, f"__{operator}__", closed(f"__{operator}__"))
+    setattr(Whole, f"__{operator}__", whole_result(f"__{operator}__"))
 
 
 class Tile(np.ndarray):
@@ -92,16 +92,16 @@ def broadcast(a, b):
     return np.broadcast_arrays(a, b)
 
 
-def either(scalar, array):
+def for_numbers_or_arrays(scalar, array):
     """Return a function that calls `array` if any argument is an array, and `scalar` otherwise."""
     return lambda *x: array(*x) if any(isinstance(y, np.ndarray) for y in x) else Whole(scalar(*x))
 
 
 LANGUAGE = SimpleNamespace(
-    minimum=either(min, np.minimum),
+    minimum=for_numbers_or_arrays(min, np.minimum),
     inline_asm_elementwise=inline_asm_elementwise,
-    maximum=either(max, np.maximum),
-    where=either(lambda condition, a, b: a if condition else b, np.where),
+    maximum=for_numbers_or_arrays(max, np.maximum),
+    where=for_numbers_or_arrays(lambda condition, a, b: a if condition else b, np.where),
     cdiv=lambda a, b: Whole(-(-a // b)),
     cast=lambda x, dtype: x,
     arange=lambda begin, end, layout: np.arange(begin, end),
@@ -127,19 +127,19 @@ def unjitted(owner) -> dict:
     return {name: x.fn for name, x in vars(owner).items() if hasattr(x, "fn") and hasattr(x, "arg_names")}
 
 
-def made(cls, fields: dict):
+def new_aggregate(cls, fields_of: dict):
     """Return an object with the methods of one of the kernels' aggregates and with these fields."""
-    one = type(cls.__name__, (), unjitted(cls))()
-    vars(one).update({name: Whole(x) if type(x) is int else x for name, x in fields.items()})
-    return one
+    aggregate = type(cls.__name__, (), unjitted(cls))()
+    vars(aggregate).update({name: Whole(x) if type(x) is int else x for name, x in fields_of.items()})
+    return aggregate
 
 
-def maker(cls, *names):
+def maker_of(cls, *names):
     """Return a stand-in for the constructor of an aggregate whose fields have these names."""
-    return lambda *values, **named: made(cls, dict(zip(names, values, strict=False)) | named)
+    return lambda *values, **named: new_aggregate(cls, dict(zip(names, values, strict=False)) | named)
 
 
-def fields(module, name: str) -> list[str]:
+def fields_of(module, name: str) -> list[str]:
     """Return the names of an aggregate's fields, read from its source, because Triton 3.6 keeps no annotations."""
     (body,) = (x.body for x in ast.parse(inspect.getsource(module)).body if getattr(x, "name", "") == name)
     return [x.target.id for x in body if isinstance(x, ast.AnnAssign)]

@@ -18,7 +18,7 @@ from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
 
 
-def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
+def count_wrong_launches(call, bitwise: int, seconds: float) -> tuple[int, int]:
     """Return the number of launches whose results differ from the first launch, and the number of all launches.
 
     The first `bitwise` outputs have to have equal bits. The others may differ by rounding.
@@ -27,15 +27,15 @@ def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
     count, end, launches = torch.zeros((), dtype=torch.int32, device="cuda"), time.monotonic() + seconds, 0
     while time.monotonic() < end:
         batch = [call() for _ in range(40)]
-        for found in batch:
-            same = [(x == y).all() for x, y in zip(found[:bitwise], first, strict=False)]
-            rest = zip(found[bitwise:], first[bitwise:], strict=True)
+        for outputs in batch:
+            same = [(x == y).all() for x, y in zip(outputs[:bitwise], first, strict=False)]
+            rest = zip(outputs[bitwise:], first[bitwise:], strict=True)
             close = [((x - y).abs().max() <= 0.01 * y.abs().max()) for x, y in rest]
             count += ~torch.stack(same + close).all()
-        for x in (x for found in batch for x in found):
+        for x in (x for outputs in batch for x in outputs):
             x.fill_(float("nan"))
         launches += len(batch)
-        del batch, found
+        del batch, outputs
         torch.cuda.synchronize()
     return int(count), launches
 
@@ -51,7 +51,7 @@ def main(seconds: float) -> None:
 
     calls = (lambda: outputs(tensors), 2), (lambda: gradients(dO, None, O, L, tensors), 0)
     for call, bitwise in calls:
-        bad, made = wrong(call, bitwise, seconds)
+        bad, made = count_wrong_launches(call, bitwise, seconds)
         total, launches = total + bad, launches + made
     print(f"{total} of {launches} wrong")
 

@@ -10,7 +10,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, unjitted, wait, zero_oob_rows
+from hopper_language import (
+    LANGUAGE,
+    Pointer,
+    Tile,
+    Whole,
+    fields_of,
+    maker_of,
+    multiply,
+    new_aggregate,
+    unjitted,
+    wait,
+    zero_oob_rows,
+)
 
 from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.kernels.common import tile
@@ -153,15 +165,15 @@ def softmax_step(s, m, scale, l, scale_log2):
 GEOMETRY = geometry.Geometry
 STAND_INS = {
     descriptors: dict(gl=descriptors.gl),
-    geometry: dict(Geometry=maker(GEOMETRY, *fields(geometry, "Geometry"))),
+    geometry: dict(Geometry=maker_of(GEOMETRY, *fields_of(geometry, "Geometry"))),
     forward: dict(
         initial_state=initial_state,
         softmax_step=softmax_step,
         rescale_o=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
-        ColumnBounds=maker(softmax.ColumnBounds, "end", "end_full_tile", "begin", "first_full_tile"),
+        ColumnBounds=maker_of(softmax.ColumnBounds, "end", "end_full_tile", "begin", "first_full_tile"),
     ),
-    rows: dict(RowBounds=maker(rows.RowBounds, "begin", "unmasked_from", "end", "CUT")),
+    rows: dict(RowBounds=maker_of(rows.RowBounds, "begin", "unmasked_from", "end", "CUT")),
 }
 
 
@@ -263,7 +275,7 @@ class DqHandover:
 
     def written(self, c, sums, smem):
         """Run the writer, which adds each part at its turn and passes the turn on, and assert that none is left."""
-        semaphore = made(in_order.Semaphore, dict(handed=RegisterTile(), USED=True))
+        semaphore = new_aggregate(in_order.Semaphore, dict(handed=RegisterTile(), USED=True))
         semaphore.wait, semaphore.pass_on = self.wait, self.pass_on
         backward.writer(
             c,
@@ -288,7 +300,7 @@ class StageList:
 def scheduler(blocks: int, heads: int, l2_group: int, only=None):
     """Return a scheduler that gives one program all blocks, or only block `only`."""
     numbers = iter(range(blocks * heads) if only is None else [only])
-    one = made(geometry.Scheduler, dict(blocks=blocks, heads=heads, l2_group=l2_group))
+    one = new_aggregate(geometry.Scheduler, dict(blocks=blocks, heads=heads, l2_group=l2_group))
     one.first = one.next = lambda: Whole(next(numbers, blocks * heads))
     one.leave = lambda: None
     return one
@@ -302,7 +314,7 @@ def call_geometry(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
     flags = dict(RAGGED=RAGGED, HAS_RIGHT_BOUND=right is not None, key_lengths=lengths)
     cu_seqlens_q, cu_seqlens_k = map(Pointer, starts) if starts else (None, None)
     many = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sequences=len(starts[0]) - 1 if starts else None)
-    one = made(GEOMETRY, sizes | flags | many)
+    one = new_aggregate(GEOMETRY, sizes | flags | many)
     if not starts:
         one.length = lambda entry: Whole(min(lengths[entry], N_k) if lengths else N_k)
     return one
@@ -392,7 +404,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     smem = SimpleNamespace(k=Ring(), v=Ring(), config=sizes, mailbox=mailbox, ds_filled=None)
     smem.dq, smem.shown = RegisterTile(), {}
     stages = {name: StageList() for name in ("q", "do", "acc_init", "filled", "emptied")}
-    smem.row_blocks = made(
+    smem.row_blocks = new_aggregate(
         rows.RowBlockPipeline,
         dict(stages, fields=RecordedMailbox(rows.ORDERED_ROW_BLOCK_FIELDS.value, smem.k), B_r=B_r),
     )

@@ -18,29 +18,29 @@ from fa2_lab.kernels.hopper.forward import launch as hopper_forward
 from fa2_lab.tools import offline
 
 offline.compile_for("sm_90")
-names, given = {}, []
+numbers, compiled_with = {}, []
 
 
-def number(x) -> int:
+def number_of(x) -> int:
     """Return a number for x that is the same for equal objects."""
-    return names.setdefault(x, len(names))
+    return numbers.setdefault(x, len(numbers))
 
 
-def compiled(kernel, key, signature, device, constexprs, options, attrs, warmup):
-    given.append(repr((signature, constexprs, options, attrs)))
+def record_compilation(kernel, key, signature, device, constexprs, options, attrs, warmup):
+    compiled_with.append(repr((signature, constexprs, options, attrs)))
     return SimpleNamespace(run=lambda *_: None, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
 
 
-def launched(self, *tensors):
+def launch_and_print(self, *tensors):
     described = len(self.descriptors)
-    handed = *map(launch.descriptor_for, self.descriptors, tensors), *tensors[described:]
-    given.clear()
+    arguments = *map(launch.descriptor_for, self.descriptors, tensors), *tensors[described:]
+    compiled_with.clear()
     self.kernel.device_caches.clear()  # so that nothing counts as compiled already
-    self.kernel[self.grid](*handed, **self.arguments, **self.options)
-    print(json.dumps([self.kernel.__name__, number(self.compile_key(tensors)), given[0]]))
+    self.kernel[self.grid](*arguments, **self.arguments, **self.options)
+    print(json.dumps([self.kernel.__name__, number_of(self.compile_key(tensors)), compiled_with[0]]))
 
 
-JITFunction._do_compile, launch.Launch.__call__ = compiled, launched
+JITFunction._do_compile, launch.Launch.__call__ = record_compilation, launch_and_print
 hopper_forward.host.scheduler_counter = lambda X, in_custom_op: torch.zeros(2, dtype=torch.int32)
 hopper = dict(forward=hopper_forward, backward=hopper_backward)
 for module in hopper.values():

@@ -34,7 +34,7 @@ CASES = [  # heads, K/V heads, N, d, dtype, causal, layout; few kinds of kernels
 ]
 
 
-def tensors(case):
+def inputs_of(case):
     """Return q, k, v, dO and dL, which are the same on every rank."""
     heads, kv_heads, N, d, dtype, *_ = case
     q, k, v, dO = truths.tensors(2, heads, kv_heads, N, N, d, dtype)
@@ -42,29 +42,29 @@ def tensors(case):
     return q.detach(), k.detach(), v.detach(), dO, dL
 
 
-def run(case, group, inputs, **options):
+def run_ring(case, group, inputs, **options):
     """Return (O, L, dQ, dK, dV) of the whole sequence, computed by the ring."""
     return processes.run(inputs, group, causal=case[5], layout=case[6], backend="auto", **options)
 
 
-def right(case, group, message=ring.MESSAGE_BYTES):
+def check_three_runs(case, group, message=ring.MESSAGE_BYTES):
     """Assert that three runs keep to the rule, and that O and L have the same bits in all of them."""
-    inputs, options = tensors(case), dict(causal=case[5], scale=-0.2)
+    inputs, options = inputs_of(case), dict(causal=case[5], scale=-0.2)
     truth, torchs = (
         truths.dense(*inputs[:4], dL=inputs[4], dtype=dtype, **options) for dtype in (torch.float64, case[4])
     )
     kept, ring.MESSAGE_BYTES = ring.MESSAGE_BYTES, message
-    runs = [run(case, group, inputs, scale=-0.2) for _ in range(3)]
+    runs = [run_ring(case, group, inputs, scale=-0.2) for _ in range(3)]
     ring.MESSAGE_BYTES = kept
     for got in runs:
         truths.check_accuracy(got, truth, torchs, str(case))
         assert all(map(torch.equal, got[:2], runs[0][:2])), "another run, other bits"
 
 
-def in_another_stream(case, group):
+def check_another_stream(case, group):
     """Assert that the ring waits for inputs that the caller's own stream has not finished writing."""
-    inputs = tensors(case)
-    want = run(case, group, inputs)
+    inputs = inputs_of(case)
+    want = run_ring(case, group, inputs)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -72,14 +72,14 @@ def in_another_stream(case, group):
         torch.cuda._sleep(50_000_000)
         for x, y in zip(late, inputs, strict=True):
             x.copy_(y)
-        got = run(case, group, late)
+        got = run_ring(case, group, late)
     stream.synchronize()
     assert all(map(torch.equal, got[:2], want[:2])), "another stream, other bits"
     errors = [truths.largest_error(x, y) / y.abs().max().item() for x, y in zip(got, want, strict=True)]
     assert max(errors) < 1e-2, f"another stream, other gradients: {errors}"
 
 
-def told_apart(case, group):
+def check_different_dtypes(case, group):
     """Assert that every rank raises an error at once if one rank has another dtype, and that the next call works."""
     q = torch.randn(1, 2, 64, 64, device=truths.DEVICE, dtype=HALF if dist.get_rank(group) == 1 else BF16)
     start = time.perf_counter()
@@ -90,10 +90,10 @@ def told_apart(case, group):
     else:
         raise AssertionError("nobody noticed the dtype")
     assert time.perf_counter() - start < 10
-    right(case, group)
+    check_three_runs(case, group)
 
 
-def attempt(number, task, case, group, *more):
+def run_task(number, task, case, group, *more):
     """Run a task, and return whether it succeeded. If not, print the rank and the reason."""
     try:
         task(case, group, *more)
@@ -117,11 +117,14 @@ def main():
     for size in sorted({min(2, world), world}):
         group = dist.new_group(range(size))
         if dist.get_rank() < size:
-            tasks = [(right, case) for case in CASES] + [(right, CASES[0], 2**16), (in_another_stream, CASES[0])]
-            tasks += [(told_apart, CASES[0])] if size > 1 else []
-            well = all([attempt(next(number), task, case, group, *more) for task, case, *more in tasks]) and well
+            tasks = [(check_three_runs, case) for case in CASES] + [
+                (check_three_runs, CASES[0], 2**16),
+                (check_another_stream, CASES[0]),
+            ]
+            tasks += [(check_different_dtypes, CASES[0])] if size > 1 else []
+            well = all([run_task(next(number), task, case, group, *more) for task, case, *more in tasks]) and well
         dist.barrier()
-    print(f"rank {dist.get_rank()}: {'all right' if well else 'WRONG'}", flush=True)
+    print(f"rank {dist.get_rank()}: {'all check_three_runs' if well else 'WRONG'}", flush=True)
     dist.destroy_process_group()
     return 0 if well else 1
 

@@ -114,19 +114,19 @@ FAULTS = {  # the fault: (changed arguments of rank 1, text of the error that ev
     "return_lse": (dict(return_lse=True), "do not agree on return_lse"),
     "refused": (dict(kv_heads=3), "k: got 3 heads; with 4 heads of q it takes a number that divides 4"),
 }
-USUAL = dict(batch=1, heads=4, kv_heads=2, d=8, dtype=torch.float32, grad=False)
-OPTIONS = dict(causal=False, scale=None, layout="zigzag", return_lse=False, backend="reference")
+DEFAULT_INPUTS = dict(batch=1, heads=4, kv_heads=2, d=8, dtype=torch.float32, grad=False)
+DEFAULT_OPTIONS = dict(causal=False, scale=None, layout="zigzag", return_lse=False, backend="reference")
 
 
-def call(group=None, timeout=20.0, rows=6, **changes):
+def small_call(group=None, timeout=20.0, rows=6, **changes):
     """Run a small call with some arguments changed."""
-    c = USUAL | OPTIONS | changes
+    c = DEFAULT_INPUTS | DEFAULT_OPTIONS | changes
     draw = [torch.randn(c["batch"], h, rows, c["d"]).to(c["dtype"]) for h in (c["heads"], c["kv_heads"], c["kv_heads"])]
     q, k, v = (x.requires_grad_(c["grad"]) for x in draw)
-    return ring_attention(q, k, v, group, timeout=timeout, **{name: c[name] for name in OPTIONS})
+    return ring_attention(q, k, v, group, timeout=timeout, **{name: c[name] for name in DEFAULT_OPTIONS})
 
 
-def told(attempt):
+def outcome_of(attempt):
     """Return (type, message, seconds) of the error that `attempt` raises, or ("nothing", result, seconds)."""
     start = time.monotonic()
     try:
@@ -136,7 +136,7 @@ def told(attempt):
     return "nothing", str(value), time.monotonic() - start
 
 
-def watched():
+def record_actions():
     """Return a list to which this rank from now on appends what it does.
 
     "kernel" is a computation, "wait" a wait for headers, "start …" the begin of a transfer, and "arrive" its end.
@@ -166,22 +166,22 @@ def disagreements(rank, world):
     The last tasks are a backward pass of another call on rank 1, a kernel that fails on all ranks, and two calls
     without a fault, which have to work.
     """
-    seen, did = watched(), {}
-    tasks = {name: lambda c=change: call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
+    seen, did = record_actions(), {}
+    tasks = {name: lambda c=change: small_call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
     tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
     tasks["joined otherwise"] = lambda: unshard(torch.zeros(1, 2, 3), layout=("zigzag", "contiguous")[rank == 1])
     tasks["as doubles"] = lambda: unshard(torch.zeros(1, 2, 3).to((torch.float32, torch.float64)[rank == 1]))
     tasks["bad dim"] = lambda: unshard(torch.zeros(1, 2, 3), dim=(2, 3)[rank == 1], timeout=20.0)
     tasks["no tensor"] = lambda: unshard((torch.zeros(1, 2, 3), None)[rank == 1], timeout=20.0)
     tasks["bad layout"] = lambda: unshard(torch.zeros(1, 2, 3), layout=("zigzag", "ring")[rank == 1], timeout=20.0)
-    tasks["backward"] = lambda: [call(grad=True), call(grad=True)][rank == 1].sum().backward()
+    tasks["backward"] = lambda: [small_call(grad=True), small_call(grad=True)][rank == 1].sum().backward()
     tasks["kernel"] = kernel_fails
-    tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)
-    tasks["and back"] = lambda: call(rows=5 + rank, grad=True).sum().backward()
+    tasks["afterwards"] = lambda: tuple(small_call(rows=5 + rank).shape)
+    tasks["and back"] = lambda: small_call(rows=5 + rank, grad=True).sum().backward()
     found = {}
     for name, task in tasks.items():
         seen.clear()
-        found[name], did[name] = told(task), seen.copy()
+        found[name], did[name] = outcome_of(task), seen.copy()
     return found | dict(did=did)
 
 
@@ -189,16 +189,16 @@ def kernel_fails():
     """Run a call whose first kernel fails on every rank."""
     kept, ring.partial_forward = ring.partial_forward, lambda *_: 1 / 0
     try:
-        call(rows=9)
+        small_call(rows=9)
     finally:
         ring.partial_forward = kept
 
 
 def dies_before(rank, world):
-    call()
+    small_call()
     if rank == 2:
         os._exit(1)
-    return told(lambda: call(timeout=3.0))
+    return outcome_of(lambda: small_call(timeout=3.0))
 
 
 def dies_before_first(rank, world):
@@ -208,37 +208,37 @@ def dies_before_first(rank, world):
         while store.add("joined", 0) < world:  # a rank that is still joining would not reach the call
             time.sleep(0.01)
         os._exit(1)
-    return told(lambda: call(timeout=3.0))
+    return outcome_of(lambda: small_call(timeout=3.0))
 
 
 def dies_between(rank, world):
-    O = call(grad=True)
+    O = small_call(grad=True)
     if rank == 2:
         os._exit(1)
-    return told(lambda: O.sum().backward())
+    return outcome_of(lambda: O.sum().backward())
 
 
 def dies_within(rank, world):
     if rank == 2:
         ring.RingCall.pass_on = lambda *_: os._exit(1)
-    return told(call)
+    return outcome_of(small_call)
 
 
 def skips_backward(rank, world):
-    O = call(grad=True, timeout=3.0)
+    O = small_call(grad=True, timeout=3.0)
     if rank == 2:
         time.sleep(6)
         return None
-    return told(lambda: O.sum().backward())
+    return outcome_of(lambda: O.sum().backward())
 
 
 def never_comes(rank, world):
     if rank == 2:
         time.sleep(6)
         return None
-    return told(lambda: call(timeout=3.0)), told(lambda: call(timeout=3.0))
+    return outcome_of(lambda: small_call(timeout=3.0)), outcome_of(lambda: small_call(timeout=3.0))
 
 
 def another_group(rank, world):
     some = dist.new_group([1, 2])
-    return told(lambda: call(some if rank == 2 else None, timeout=3.0))
+    return outcome_of(lambda: small_call(some if rank == 2 else None, timeout=3.0))

@@ -230,13 +230,13 @@ def test_unknown_names_are_refused_with_one_line(line, capsys):
     "why, status", [({}, 0), ({"fa2_lab": "wrong: error 1.0e+00"}, 1), ({"x": "not installed"}, 0)]
 )
 def test_bench_exit_status_reports_wrong_results(why, status, monkeypatch, tmp_path, capsys):
-    from bench_records import MACHINE, compare
+    from bench_records import MACHINE, new_row
 
     from fa2_lab.records import Record
     from fa2_studio.bench import suites
     from fa2_studio.bench.compare import Plan
 
-    row = compare()
+    row = new_row()
     row.failed = why
     monkeypatch.setattr(suites, "smoke", lambda: Plan(Record("smoke", MACHINE, "by hand", rows=[row])))
     assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status

@@ -25,7 +25,7 @@ def test_default_tiles_compile_without_spills_for_each_gpu(rows, target, jobs):
             limited = (target, row["kernel"]) == ("sm_90", "forward") and 32 < row["d"] <= 64 and not row["causal"]
             assert row["ldl"] + row["stl"] <= 14 * limited, row  # of 128 registers: kept outside the loops
         fp32 = row["dtype"] == "float32" and target.startswith("sm_")  # exact products, not TF32's
-        assert (row["tensor"] == 0) == fp32 and (fp32 or not row["narrow"]), row
+        assert (row["tensor"] == 0) == fp32 and (fp32 or not row["narrow_accesses"]), row
         assert not row["waits"], row
         for m, n, m_at_once, n_at_once in row["shares"]:
             assert m_at_once <= m and n_at_once <= n, row

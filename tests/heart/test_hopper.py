@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from case_selection import compiled_by
-from compile_worker import kinds
+from compile_worker import kinds_of
 
 pytest.importorskip("triton")
 
@@ -171,17 +171,17 @@ def test_hopper_sizes_fit_registers_and_shared_memory():
     assert set(configs.UNMASKED_TIMES) == {*configs.DEFAULT, 32} == set(map(configs.d_padded, configs.DIMENSIONS))
     assert all(
         size.low_reg_schedule is USE_LOW_REG
-        for size, causal, _ in kinds(64)
+        for size, causal, _ in kinds_of(64)
         if causal and size.ping_pong and size.stages == 4
     )
-    for size in {size for d in configs.UNMASKED_TIMES for size, *_ in kinds(d)}:
+    for size in {size for d in configs.UNMASKED_TIMES for size, *_ in kinds_of(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         assert sum(size.shared.values()) < 227 * 1024 - 1024
 
 
 def test_hopper_size_model_equals_the_allocated_buffers():
     """What new_pipeline and allocate_shared_memory are given, for every set of sizes."""
-    for size in {size for d in configs.UNMASKED_TIMES for size, *_ in kinds(d)}:
+    for size in {size for d in configs.UNMASKED_TIMES for size, *_ in kinds_of(d)}:
         known = dict(CONSUMERS=size.consumers, CONFIG=size)
         found = {
             ring: stages * (64 if ring == "Q" else size.B_c) for ring, (stages, _) in rings_of(forward, known).items()

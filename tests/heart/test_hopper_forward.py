@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from case_selection import assign_rows, covering_rows
-from compile_worker import kinds
+from compile_worker import kinds_of
 from hopper_gpu import DTYPES, captured_and_eager, check_kernels, counters_are_reset, key_lengths_tensor, random_heads
 from kernel_truth import dense, hopper, largest_error  # before Triton
 
@@ -57,7 +57,7 @@ def try_all(d, dtype, cases, planned):
 @pytest.mark.parametrize("d, dtype", covering_rows(D, DTYPES), ids=str)
 def test_hopper_forward_matches_float64_for_each_shape_dtype_and_mask(d, dtype, planned):
     """Every plan, mask and pair of lengths."""
-    plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds(d))), list(product((False, True), (False, True)))
+    plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds_of(d))), list(product((False, True), (False, True)))
     some = [(turned, (sizes, *mask)) for sizes, mask, turned in covering_rows(plans, masks, (False, True))]
     try_all(d, dtype, assign_rows(PAIRS, some), planned)
 
@@ -67,7 +67,7 @@ def test_hopper_forward_matches_float64_for_each_shape_dtype_and_mask(d, dtype, 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
 def test_hopper_forward_matches_float64_for_all_combinations(d, dtype, planned):
-    try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
+    try_all(d, dtype, product(PAIRS, (False, True), kinds_of(d)), planned)
 
 
 @hopper
@@ -94,7 +94,7 @@ def test_hopper_forward_is_right_while_the_row_maximum_rises(d, causal, dtype, p
     tall = torch.arange(1024, device="cuda")[:, None] % 3 != 1  # in every warp some rows climb, and some do not
     Q = tall * d**0.5 * direction + 0.3 * random_heads(1, 2, 1024, d, torch.float32)
     V = random_heads(1, 2, 1024, d, dtype, seed=2)
-    plans = [sizes for sizes, masked, padded in kinds(d) if masked == causal and not padded]
+    plans = [sizes for sizes, masked, padded in kinds_of(d) if masked == causal and not padded]
     for sizes, height, top in product(plans, (1, 8, 40, 400, -1, -8, -40, -400), (0, 1)):
         planned(sizes)
         slope = torch.linspace(-1, 1, 1024, device="cuda")[:, None] - top  # the highest score is 0, or `height`
@@ -132,7 +132,7 @@ def test_hopper_forward_is_bitwise_reproducible_in_a_thousand_runs(d, N, causal)
 @pytest.mark.parametrize("d", (64, 128, 256))
 def test_hopper_forward_is_right_for_blocks_of_few_tiles(d, planned):
     """Many blocks of few tiles: the producer is as far ahead as it ever is, and so is what it fills too early."""
-    for (sizes, causal, padded), (N_q, N_k) in product(kinds(d), ((1600, 60), (1000, 500), (1600, 1000))):
+    for (sizes, causal, padded), (N_q, N_k) in product(kinds_of(d), ((1600, 60), (1000, 500), (1600, 1000))):
         planned(sizes)
         Q = random_heads(4, 12, N_q, d, torch.bfloat16, seed=0)
         K, V = (random_heads(4, 12, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))

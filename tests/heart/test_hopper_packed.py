@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from case_selection import covering_rows
-from compile_worker import kinds
+from compile_worker import kinds_of
 from hopper_gpu import check_kernels, run_kernels
 from kernel_truth import DEVICE, NAMES, NAN, check_accuracy, dense_packed, hopper, largest_error  # before Triton
 
@@ -275,7 +275,7 @@ def test_packed_hopper_kernels_match_float64(d):
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_packed_hopper_forward_matches_float64_for_each_config(d, monkeypatch):
-    for plan, causal in product(dict.fromkeys(sizes for sizes, *_ in kinds(d)), (False, True)):
+    for plan, causal in product(dict.fromkeys(sizes for sizes, *_ in kinds_of(d)), (False, True)):
         monkeypatch.setattr(forward.configs, "choose", lambda *_, plan=plan: plan)
         check_packed(*MANY[-1], causal, d, torch.bfloat16)
 

@@ -12,7 +12,7 @@ from kernel_truth import NAN, dense  # before Triton
 
 pytest.importorskip("triton")
 
-from hopper_language import Pointer, Whole, made
+from hopper_language import Pointer, Whole, new_aggregate
 from hopper_simulator import initial_scores_and_dP, ordered_additions, run_backward, run_forward, simulate_on_numpy
 
 from fa2_lab.kernels.hopper.backward.configs import choose
@@ -89,7 +89,7 @@ def test_tile_scheduler_visits_each_block_once_and_resets_its_counters(DYNAMIC_F
     monkeypatch.setattr(geometry, "gl", SimpleNamespace(**language))
     for programs in (1, 3, 20):
         blocks, heads = Whole(5), Whole(7)
-        one = made(
+        one = new_aggregate(
             geometry.Scheduler,
             dict(counter=counter, blocks=blocks, heads=heads, l2_group=2, DYNAMIC_FIRST=DYNAMIC_FIRST),
         )

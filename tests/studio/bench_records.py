@@ -8,12 +8,12 @@ MACHINE = dict(
 )
 
 
-def compare(**changes):
+def new_row(**changes):
     """Return a row with two implementations, of which the second is twice as fast, and one that failed."""
-    where = Problem(4, 16, 16, 4096, 4096, 128, causal=False).as_dict() | changes
+    problem = Problem(4, 16, 16, 4096, 4096, 128, causal=False).as_dict() | changes
     values = {"torch flash": [2.0, 1.9, 2.1], "fa2_lab": [1.0, 0.9, 1.1]}
-    return Measurement(where, "forward", values, {"flash_attn": "not installed"}, flops=4e11)
+    return Measurement(problem, "forward", values, {"flash_attn": "not installed"}, flops=4e11)
 
 
-def suite(*rows, **more):
+def new_record(*rows, **more):
     return Record("paper", MACHINE, "by hand", {"GEMM TFLOP/s": 790.6}, [*rows], **more)

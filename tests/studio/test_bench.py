@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from bench_records import MACHINE, compare, suite  # noqa: E402
+from bench_records import MACHINE, new_record, new_row  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
@@ -15,7 +15,7 @@ from fa2_studio.bench.compare import DIRECTIONS, Plan, run_plan  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
-WHERE = Problem(1, 2, 2, 64, 64, 16, causal=True)
+PROBLEM = Problem(1, 2, 2, 64, 64, 16, causal=True)
 
 
 # What is kept -------------------------------------------------------------------------------------------------
@@ -25,20 +25,20 @@ def test_interrupted_bench_keeps_rows_and_names_missing_ones():
     def measure(problem, direction):
         if direction == "backward":
             raise KeyboardInterrupt
-        return compare()
+        return new_row()
 
     seen = []
 
     def keep(record):
         seen.append((len(record.rows), len(record.sustained), len(record.missing)))
 
-    jobs = [partial(measure, WHERE, direction) for direction in ("forward", "backward", "both")]
-    kept = run_plan(Plan(suite(), jobs), keep)
+    jobs = [partial(measure, PROBLEM, direction) for direction in ("forward", "backward", "both")]
+    kept = run_plan(Plan(new_record(), jobs), keep)
     assert len(kept.rows) == 1 and seen == [(1, 0, 2)], "and if it is killed"
     assert kept.missing == [
         f"{way}, N = 64, batch size 1, 2 heads, d = 16, causal" for way in ("backward", "forward and backward")
     ]
-    run_plan(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
+    run_plan(Plan(new_record(), jobs[:1], sustained=jobs[:1]), keep)
     assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
 
 
@@ -46,17 +46,17 @@ def test_interrupted_bench_keeps_rows_and_names_missing_ones():
 def test_partial_bench_run_is_merged_into_the_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(recording, "environment", lambda: MACHINE)
-    recording.save_record(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
+    recording.save_record(Record("paper", MACHINE, "by hand", rows=[new_row(d=64)]), tmp_path)
     asked = []
 
     def measure(name, **given):
         asked.append((name, given))
-        return Plan(Record(name, MACHINE, "", sustained=[compare()], sustained_protocol="without pauses"))
+        return Plan(Record(name, MACHINE, "", sustained=[new_row()], sustained_protocol="without pauses"))
 
     monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
     kept = records.load("paper", tmp_path)
-    assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([compare(d=64)], [compare()])
+    assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([new_row(d=64)], [new_row()])
 
 
 def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_path, capsys):
@@ -67,12 +67,12 @@ def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_pa
             raise RuntimeError("no such chip")
         if name == "heads":
             raise KeyboardInterrupt
-        return Plan(Record(name, MACHINE, "by hand", rows=[compare()]))
+        return Plan(Record(name, MACHINE, "by hand", rows=[new_row()]))
 
     monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", "long", "--folder", str(tmp_path)]) == 1
     assert "paper: RuntimeError: no such chip" in capsys.readouterr().out
-    assert records.load("long", tmp_path).rows == [compare()] and not records.path_of("paper", tmp_path).exists()
+    assert records.load("long", tmp_path).rows == [new_row()] and not records.path_of("paper", tmp_path).exists()
     with pytest.raises(KeyboardInterrupt):
         command.main(["heads", "sweep", "--folder", str(tmp_path)])
     assert not records.path_of("sweep", tmp_path).exists()
@@ -81,7 +81,7 @@ def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_pa
 def test_partial_bench_run_on_another_gpu_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(recording, "environment", lambda: MACHINE | dict(gpu="NVIDIA H100"))
-    recording.save_record(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
+    recording.save_record(Record("paper", MACHINE, "by hand", rows=[new_row()]), tmp_path)
     with pytest.raises(ValueError, match=r"^folder: got .*, whose paper is of an NVIDIA H200; on an NVIDIA H100 it"):
         command.main(["paper", "--sustained", "--folder", str(tmp_path)])
 

@@ -19,7 +19,7 @@ from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem, default_device  # noqa: E402
 
 DEVICE = default_device()
-WHERE = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
+PROBLEM = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
 
 
 def known(calls):
@@ -36,8 +36,8 @@ def test_wrong_or_failing_rung_is_reported_and_not_timed(monkeypatch):
 
     answers = dict(right=0.0, wrong=1.0, NaN=float("nan"))
     makers = {name: lambda answer=answer: lambda: answer for name, answer in answers.items()} | dict(fails=fails)
-    row = ladder.time_checked(WHERE, "backward", makers, lambda answer: answer, known)
-    assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
+    row = ladder.time_checked(PROBLEM, "backward", makers, lambda answer: answer, known)
+    assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == PROBLEM.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
 
@@ -115,8 +115,8 @@ def test_ncu_counters_are_summed_and_shares_weighted_by_cycles():
 @pytest.mark.parametrize("kernel, wanted", [("forward", [0]), ("dq", [1]), ("dkdv", [2, 3])])
 def test_tune_searches_the_named_kernel(kernel, wanted, monkeypatch):
     """One kernel with sizes of its own gives O, or dQ, or dK and dV."""
-    tensors = WHERE.tensors(grad=True, device=DEVICE)
-    O = dense.plain(WHERE)(*tensors[:3])
+    tensors = PROBLEM.tensors(grad=True, device=DEVICE)
+    O = dense.plain(PROBLEM)(*tensors[:3])
     truth = [O.detach(), *torch.autograd.grad(O, tensors[:3], tensors[3])]
     make = tune.kernel_caller(kernel, [x.detach() for x in tensors], causal=True)
     blocks = tables.choose_config(kernel, tensors[0], causal=True)
@@ -145,8 +145,8 @@ def four(monkeypatch):
 
 @pytest.mark.parametrize("part", range(4))
 def test_bench_ring_stops_on_a_wrong_result(part, four, monkeypatch):
-    whole = WHERE.tensors(grad=True, device="cpu")
-    O = dense.plain(WHERE)(*whole[:3])
+    whole = PROBLEM.tensors(grad=True, device="cpu")
+    O = dense.plain(PROBLEM)(*whole[:3])
     parts = [O.detach(), *torch.autograd.grad(O, whole[:3], whole[3])]
     monkeypatch.setattr(ring, "unshard", lambda x, group, layout, timeout: x)
     ring.check_results(whole, parts, causal=True, group="a group", layout="zigzag")

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench needs torch")
 
-from bench_records import MACHINE, compare, suite
+from bench_records import MACHINE, new_record, new_row
 
 from fa2_lab import records
 from fa2_lab.records import Measurement, Record
@@ -23,7 +23,9 @@ from fa2_studio.bench.suites import PROBLEM_SETS
 
 
 def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
-    kept = suite(compare(), compare(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
+    kept = new_record(
+        new_row(), new_row(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test"
+    )
     path = recording.save_record(kept, tmp_path / "new")
     assert path.name == "bench_paper.json" and records.load("paper", tmp_path / "new") == kept
 
@@ -32,7 +34,7 @@ def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space left"):
-        recording.save_record(suite(), tmp_path / "new")
+        recording.save_record(new_record(), tmp_path / "new")
     assert records.load("paper", tmp_path / "new") == kept and list(path.parent.iterdir()) == [path]
 
 
@@ -44,24 +46,26 @@ def test_missing_record_says_how_to_make_it(tmp_path):
         records.load("long", tmp_path)
 
 
-def at(commit, *rows, **more):
+def record_at(commit, *rows, **more):
     """Return a record that was made at a commit."""
-    run = suite(*rows, **more)
+    run = new_record(*rows, **more)
     run.machine = MACHINE | dict(commit=commit)
     return run
 
 
-def way(direction, d, ms=2.0):
+def own_row(direction, d, ms=2.0):
     """Return a row with only fa2_lab."""
-    row = compare(d=d)
+    row = new_row(d=d)
     row.direction, row.values = direction, {"fa2_lab": [ms]}
     return row
 
 
 def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
-    old = at("aaaaaaa", way("forward", 64), way("forward", 128), way("over N", 64), curves={"a": [1.0]})
-    old.sustained, old.sustained_protocol = [way("forward", 128, 3.0)], "without a pause"
-    part = at("bbbbbbb", way("over N", 128, 4.0))
+    old = record_at(
+        "aaaaaaa", own_row("forward", 64), own_row("forward", 128), own_row("over N", 64), curves={"a": [1.0]}
+    )
+    old.sustained, old.sustained_protocol = [own_row("forward", 128, 3.0)], "without a pause"
+    part = record_at("bbbbbbb", own_row("over N", 128, 4.0))
     part.ceilings = {"GEMM TFLOP/s": 1.0}
     recording.save_record(recording.merge_records(old, part), tmp_path)
     kept = records.load("paper", tmp_path)
@@ -69,7 +73,7 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer among its problems goes"
     assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
     assert record_page.commit_text(kept, MACHINE) == "aaaaaaa; over N at bbbbbbb"
-    again = at("ccccccc", way("forward", 64), way("forward", 128))
+    again = record_at("ccccccc", own_row("forward", 64), own_row("forward", 128))
     again.machine["triton"], again.ceilings = "3.9", part.ceilings
     kept = recording.merge_records(kept, again)
     assert kept.ceilings == part.ceilings, "of the run that most rows are from"
@@ -83,8 +87,8 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
 
 
 def test_interrupted_run_keeps_old_rows_that_it_missed():
-    old = at("aaaaaaa", way("forward", 64), way("forward", 128))
-    kept = recording.merge_records(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
+    old = record_at("aaaaaaa", own_row("forward", 64), own_row("forward", 128))
+    kept = recording.merge_records(old, record_at("bbbbbbb", own_row("forward", 128, 9.0), missing=["forward, d 64"]))
     assert [(row.problem["d"], row.values["fa2_lab"]) for row in kept.rows] == [(64, [2.0]), (128, [9.0])]
     assert [row.machine for row in kept.rows] == [{}, {"commit": "bbbbbbb"}] and kept.missing == ["forward, d 64"]
 
@@ -149,11 +153,11 @@ def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monke
     (tmp_path / "fa2_lab" / "a.py").write_text("2\n")
     assert recording.commit_name(tmp_path) == f"{commit} with changes ({recording.sources_fingerprint()})"
     assert recording.commit_name(tmp_path / "nowhere") == recording.sources_fingerprint()
-    measured = suite()
+    measured = new_record()
     measured.machine = MACHINE | dict(commit=recording.sources_fingerprint())
     monkeypatch.setattr(recording, "commit_name", lambda: "abc1234")
     assert recording.with_commit_name(measured).machine["commit"] == f"abc1234 ({recording.sources_fingerprint()})"
-    assert recording.with_commit_name(suite()) == suite(), "measured with other sources"
+    assert recording.with_commit_name(new_record()) == new_record(), "measured with other sources"
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     assert re.fullmatch(r"sources [0-9a-f]{12}", recording.commit_name())
@@ -169,16 +173,16 @@ def test_fingerprint_of_the_sources_changes_with_the_bench(tmp_path, monkeypatch
 # Pages --------------------------------------------------------------------------------------------------------
 
 
-def both(causal=False, d=128, portable=4.0, direction="forward", **peers):
+def timed(causal=False, d=128, portable=4.0, direction="forward", **peers):
     """Return a row in which fa2_lab takes 2 ms and the others take the given milliseconds."""
-    row = compare(causal=causal, d=d)
+    row = new_row(causal=causal, d=d)
     row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
     row.direction = direction
     return row
 
 
 def test_results_tables_list_every_row_with_ratios():
-    rows = [both(cuDNN=3.0), both(causal=True, portable=None), both(d=64, FlexAttention=5.0)]
+    rows = [timed(cuDNN=3.0), timed(causal=True, portable=None), timed(d=64, FlexAttention=5.0)]
     assert record_page.rows_table(rows, "TFLOP/s", "sustained") == [
         "Sustained, N = 4,096, batch = 4, heads = 16:",
         "",
@@ -188,7 +192,7 @@ def test_results_tables_list_every_row_with_ratios():
         "| forward | 128 | causal | 200 | – | – | – |",
         "| forward | 64 | non-causal | 200 | 100 (2.00) | – | 80 (2.50) |",
     ]
-    where = compare().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
+    where = new_row().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
     loss = Measurement(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
     assert (
         record_page.rows_table([loss], "nats")[2]
@@ -197,8 +201,8 @@ def test_results_tables_list_every_row_with_ratios():
 
 
 def test_results_page_separates_sustained_timing():
-    run = suite(both(cuDNN=3.0), compare(), missing=["the rest"])
-    run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
+    run = new_record(timed(cuDNN=3.0), new_row(), missing=["the rest"])
+    run.sustained, run.sustained_protocol = [timed(cuDNN=1.0), timed(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
     text = record_page.record_section(run, run.machine)
     assert "by hand. without a pause." in text and results_page.ceilings_table([run])[-1].endswith("| 791 |")
@@ -209,18 +213,18 @@ def test_results_page_separates_sustained_timing():
 
 
 def test_results_page_lists_where_fa2_lab_is_slower():
-    rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
-    where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", record_page.heading_link(suite())
-    assert results_page.slower_table_rows([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [
+    rows = [timed(cuDNN=3.0), timed(cuDNN=1.5), timed(causal=True, cuDNN=1.0), timed(d=64, FlexAttention=1.0)]
+    where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", record_page.heading_link(new_record())
+    assert results_page.slower_table_rows([new_record(*rows), new_record(timed(cuDNN=3.0))], "cuDNN") == [
         [title, "2 of 3", "0.50", where]
     ]
 
 
 def test_readme_table_separates_timings_and_names_host_bound_problems():
-    run = suite(both(cuDNN=2.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0, direction="backward"))
+    run = new_record(timed(cuDNN=2.0), timed(causal=True, cuDNN=9.0), timed(d=64, cuDNN=4.0, direction="backward"))
     first = "| The FA2 paper's grid, kernel only | cuDNN | 2 of 3 | 2.00× |"
     assert first in readme.speed_part(run, run, records.load("ampere")).split("\n"), "as fast is not faster"
-    run.sustained = [both(cuDNN=1.0), both(causal=True, cuDNN=1.5), both(d=64, cuDNN=4.0, direction="backward")]
+    run.sustained = [timed(cuDNN=1.0), timed(causal=True, cuDNN=1.5), timed(d=64, cuDNN=4.0, direction="backward")]
     lines = readme.speed_part(run, run, records.load("ampere")).split("\n")
     assert first in lines and "| The FA2 paper's grid, sustained | cuDNN | 1 of 3 | 0.75× |" in lines
     words = "cuDNN is faster on 2 of the random problems. On 1 of those, our kernels themselves are faster."
@@ -228,11 +232,11 @@ def test_readme_table_separates_timings_and_names_host_bound_problems():
 
 
 def test_medians_cover_problems_that_every_implementation_ran():
-    rows = [both(cuDNN=3.0), both(causal=True, portable=1.0), both(direction="backward", FlexAttention=5.0)]
-    found = record_page.median_tables(suite(*rows))
+    rows = [timed(cuDNN=3.0), timed(causal=True, portable=1.0), timed(direction="backward", FlexAttention=5.0)]
+    found = record_page.median_tables(new_record(*rows))
     assert "| forward, TFLOP/s | 1 of 2 | 200 | 100 | 133 |" in found
     assert "| backward, TFLOP/s | all 1 | 200 | 100 | 80 |" in found
-    loss = Measurement(compare().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
+    loss = Measurement(new_row().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
     train = Record("train", MACHINE, "by hand", rows=[loss], curves=curves)
     assert record_page.median_tables(train)[-1] == "| loss, nats | all 1 | 2.68 | 2.5 |"
@@ -271,10 +275,10 @@ def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypat
 
 
 def test_submitted_record_is_listed_with_its_gpu(tmp_path):
-    theirs = suite(compare(), compare(causal=True))
+    theirs = new_record(new_row(), new_row(causal=True))
     theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
     path = recording.save_record(theirs, tmp_path / "submitted")
-    recording.save_record(suite(compare()), tmp_path)
+    recording.save_record(new_record(new_row()), tmp_path)
     rows = results_page.gpu_table(tmp_path)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
