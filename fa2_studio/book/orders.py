@@ -148,7 +148,7 @@ def try_step(order: Callable) -> str:
         actors = {c: order(block, ds_filled, steps) for c in CONSUMERS}
         if None in actors.values():
             return invitation(order.__name__)
-        done = {(job.actor, job.label) for job in block.run_actors(actors).jobs}
+        done = {(job.actor, job.label) for job in block.run(actors).jobs}
         for c, n, what in product(CONSUMERS, range(steps), NEEDS):
             if (c, f"{what} {n}") not in done:
                 raise RuntimeError(f"{c} leaves out {what} {n}")

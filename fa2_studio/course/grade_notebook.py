@@ -203,7 +203,7 @@ class Session:
             raise error
         return reply.get("value")
 
-    def call_separately(self, probe: Callable, args: tuple):
+    def apart(self, probe: Callable, args: tuple):
         """Run a probe in a clean process, which never runs the student's code."""
         student_process, self.process = self.process, self.clean
         try:

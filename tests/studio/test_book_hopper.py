@@ -104,7 +104,7 @@ HANGS = "with stages = 1, no actor can go on: "
 
 
 @pytest.mark.parametrize(
-    "judge, order, mistake",
+    "check, order, mistake",
     [
         (orders.check_step, lonely, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
         (
@@ -120,8 +120,8 @@ HANGS = "with stages = 1, no actor can go on: "
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_chapter_12b_and_13_exercises_reject_wrong_orders(check_kernel, order, mistake, capsys):
-    check_kernel(order)
+def test_chapter_12b_and_13_exercises_reject_wrong_orders(check, order, mistake, capsys):
+    check(order)
     assert capsys.readouterr().out.startswith(f"wrong: {mistake}")
 
 

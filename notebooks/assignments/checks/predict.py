@@ -256,4 +256,4 @@ COLUMN_FITS = [(A100, (64, 128), 128), (H100, (64, 128), 128), (RTX, (128, 128),
 def backward_fits(report: Report, function, shapes=COLUMN_FITS) -> None:
     """Bytes of shared memory, registers a thread, and whether both are to be had, for a program of the first pass."""
     hint = "A column block stays on chip, so dk and dv have B_c rows each. Which tensors pass by?"
-    check_fits(report, "columns", function, shapes, hint)
+    check_fits(report, "dkdv", function, shapes, hint)
