@@ -95,7 +95,7 @@ def run_build(arguments) -> int:
     from fa2_studio.course import build
 
     files.checkout("course build")
-    print("\n".join(str(path) for path in build.build()))
+    print("\n".join(str(path) for path in build.build_notebooks()))
     return 0
 
 
@@ -146,7 +146,7 @@ def run_grade(arguments) -> int:
             raise ValueError(f"--{name.replace('_', '-')}: got {getattr(arguments, name)}; it takes a positive number")
     limits = sandbox.Limits(arguments.cell_seconds, arguments.notebook_seconds, arguments.memory_mb)
     people = results.read_roster(arguments.roster)
-    settings = grade.Grading(
+    settings = grade.GradingSettings(
         limits, arguments.jobs, secret_of(arguments), people, tuple(arguments.again), arguments.trust
     )
     kind = "" if arguments.trust else sandbox.sandbox_kind()

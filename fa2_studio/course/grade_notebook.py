@@ -56,7 +56,7 @@ class Graded:
         return sum(self.most.values())
 
     def show(self, kind: str, title: str, code: str, output: str) -> None:
-        """Append a part to the feedback page, and truncate it if the page would exceed MOST_SHOWN characters."""
+        """Append a part to the feedback page, and truncate it if the page would exceed MAX_PAGE_LENGTH characters."""
         left = max(0, MAX_PAGE_LENGTH - sum(len(text) for piece in self.page for text in piece))
         self.page.append([kind, title, code[:left], output[: max(0, left - len(code))]])
 
@@ -395,7 +395,7 @@ def retry_with_right_versions(
 
 
 def limit_own_memory() -> None:
-    """Limit the memory of this process to OWN_MB.
+    """Limit the memory of this process to GRADER_MB.
 
     The limit does not apply to its children, because the student's process has a separate one.
     """
