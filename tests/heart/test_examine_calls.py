@@ -203,6 +203,26 @@ def of_saved_sums(dout, q, k, v, softmax_lse, delta):
     return dS @ k, dS.mT @ q, P.mT @ dout
 
 
+def of_new_keys(q, k_new, v_new, k_cache, v_cache, cache_len: int):
+    k, v = (torch.cat([x[:, :, :cache_len], y], 2) for x, y in ((k_cache, k_new), (v_cache, v_new)))
+    return safe(hidden(scores(q, k))) @ v
+
+
+def of_one_query(q, k, v, lengths):
+    s = torch.einsum("bhd,bhnd->bhn", q, k) * q.shape[-1] ** -0.5
+    return torch.einsum(
+        "bhn,bhnd->bhd", safe(s.masked_fill(torch.arange(k.shape[2]) >= lengths[:, None, None], -torch.inf)), v
+    )
+
+
+def of_own_slopes(q, k, v, slopes=None):
+    """The function has slopes of its own if none are passed."""
+    slopes = 2.0 ** -torch.arange(1.0, q.shape[1] + 1) if slopes is None else slopes
+    ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return safe(scores(q, k) - slopes[:, None, None] * ahead.abs()) @ v
+
+
 CALLS = {  # a right function, and a group of cases that it must have been asked
     of_start: "lengths",
     of_one_length: "lengths",
@@ -213,6 +233,9 @@ CALLS = {  # a right function, and a group of cases that it must have been asked
     of_number_mask: "lengths",
     of_left_window: "window",
     of_saved_sums: "cross",
+    of_new_keys: "lengths",
+    of_one_query: "lengths",
+    of_own_slopes: "alibi",
 }
 
 
@@ -225,6 +248,14 @@ def test_functions_with_other_signatures_are_called_as_they_expect(function):
     assert report.is_right, (names(report), report.how)
     refused = {name: why for name, why in report.refused.items() if why and name.startswith(CALLS[function])}
     assert CALLS[function] in asked and not refused, refused
+
+
+def test_rows_that_are_numbered_from_0_beside_a_cache_are_named():
+    def of_top_left(q, k_new, v_new, k_cache, v_cache, cache_len: int):
+        k, v = (torch.cat([x[:, :, :cache_len], y], 2) for x, y in ((k_cache, k_new), (v_cache, v_new)))
+        return safe(hidden(scores(q, k), corner=0)) @ v
+
+    assert "rows-from-0" in names(examine(of_top_left, quick=True, library="torch"))
 
 
 def test_l_of_rows_without_keys_is_checked_in_three_axes():

@@ -1,6 +1,7 @@
 """examine/ describes what a function computes if no known mistake gives its numbers."""
 
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,11 +69,39 @@ def test_weights_that_no_known_mistake_gives_are_described(wrong, says):
         (lambda S: S.exp() / (S.exp().sum(-1, keepdim=True) + 1), "exp(S − L) with log (exp(L) + 1) instead of L"),
         (lambda S: S.softmax(-1) / 2, "All weights are multiplied by 1/2"),
         (lambda S: S.softmax(-1) * (1 + (torch.arange(S.shape[-1]) < 16)), "counts 2 times the first 16 keys"),
+        (
+            lambda S: (S * (1 + (torch.arange(S.shape[1]) == S.shape[1] - 1)[:, None, None])).softmax(-1),
+            "In the last head, the weights are the softmax of scores that are multiplied by 2",
+        ),
+        (lambda S: S.clamp(-1.5, 1.5).softmax(-1), "The score τ q·k is cut off at ±1.5"),
     ],
 )
 def test_other_weights_of_the_same_scores_are_described(P, says):
     report = examine(lambda q, k, v: P(scores(q, k)) @ v, quick=True, library="torch")
     assert says in str(report.findings[0]), str(report.findings[0])
+
+
+def test_features_that_the_scores_lack_are_described():
+    report = examine(lambda q, k, v: safe(q[..., :-2] @ k[..., :-2].mT * q.shape[-1] ** -0.5) @ v, library="torch")
+    assert "The scores lack the features 14 to 15 of 16" in str(report.findings[0]), str(report.findings[0])
+
+
+def test_keys_left_over_from_a_longer_sequence_are_described():
+    def packed(q, k, v, cu_seqlens):
+        """The buffers of K and V are not cleared between the sequences."""
+        ends, out = cu_seqlens.tolist(), torch.zeros_like(q)
+        longest = max(b - a for a, b in pairwise(ends))
+        kept = {x: x.new_zeros(longest, *x.shape[1:]) for x in (k, v)}
+        for n, (a, b) in enumerate(pairwise(ends)):
+            for x, y in kept.items():
+                y[: b - a] = x[a:b]
+            end = max(b - a for a, b in pairwise(ends[: n + 2]))
+            K, V = (y[:end].transpose(0, 1) for y in kept.values())
+            out[a:b] = (safe(scores(q[a:b].transpose(0, 1), K)) @ V).transpose(0, 1)
+        return out
+
+    report = examine(packed, quick=True, library="torch")
+    assert "keys of earlier sequences that lie beyond the length of its own" in str(report.findings[0]), report.findings
 
 
 STEPS = {
