@@ -177,7 +177,7 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
 
     A mean of values as O comes from masks with a large finite number instead of −∞. It is a finding if the function
     calls kernels, because those of FlashAttention return 0. Otherwise, it is a remark, because array code often returns
-    it. An L that is not −∞ is a finding if O is 0 or, unless the library is JAX, a mean.
+    it. An L that is not −∞ is a finding if O is 0.
 
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
     not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.
@@ -197,8 +197,6 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
         }
         names = [name for name, holds in verdicts.items() if holds][:1]
-        if names == ["empty-mean"] and verdicts["L-empty"] and subject.library != "jax":  # as jax.nn's own attention
-            names.append("L-empty")
         if names in (["empty-mean"], ["empty-unmasked"]) and subject.calls_kernels():
             names = ["empty-finite"]
         if "dQ" in found:

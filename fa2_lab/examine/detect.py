@@ -14,7 +14,7 @@ import numpy as np
 from fa2_lab.examine.arguments import LENGTHS, NotExamined
 from fa2_lab.examine.cases import AttentionCase, case
 from fa2_lab.examine.catalogue import CATALOGUE
-from fa2_lab.examine.layouts import LAYOUTS, WHOLE
+from fa2_lab.examine.layouts import LAYOUTS, WHOLE, axes
 from fa2_lab.examine.match import GRADIENTS, RIGHT, Variant, candidates
 from fa2_lab.examine.subject import LIBRARIES, Subject, dtypes
 
@@ -70,8 +70,8 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
                 calls.append(Call(grade, *how))
                 if calls[-1].is_right and subject.layout in WHOLE:
                     break
-        if calls:  # right calls and layouts with four dimensions take precedence
-            whole = [x for x in calls if x.layout in WHOLE] or calls
+        if calls:  # layouts with four dimensions take precedence, unless the function only takes lengths in others
+            whole = [x for x in calls if x.layout in WHOLE and "n" in axes(x.layout)] or calls
             best = max(whole, key=lambda x: x.grade)
             if takes_lengths and not best.is_right:
                 best = next((x for x in calls if x.is_right), best)
@@ -90,8 +90,9 @@ def possible_layouts(subject: Subject) -> list[str]:
     """Return the layouts to try for a function, beginning with those that its arguments suggest."""
     if subject.takes("cu_seqlens"):
         return ["thd"]
-    layouts = [*WHOLE, *(["bnd"] if any(map(subject.takes, LENGTHS)) else []), "hnd", "nd"]
-    return ["flat"] * subject.takes("heads") + [x for x in layouts if x != "thd"]
+    three = [*(["bnd"] if any(map(subject.takes, LENGTHS)) else []), "hnd", "nhd", "nd"]
+    layouts = ["bhnd", "bnhd", "nbhd", *three, "bhd", "bhd,bhnd", "hd,hnd"]
+    return ["flat"] * (subject.takes("heads") or subject.takes("kv_heads")) + layouts
 
 
 def detect_scale(subject: Subject, is_right: bool) -> None:

@@ -11,7 +11,14 @@ import numpy as np
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
 WHOLE |= {"nbhd": "(N, batch, heads, d)", "bhd": "(batch, heads, d) of one query, with k and v (batch, N, heads, d)"}
 WHOLE |= {"bhd,bhnd": "(batch, heads, d) of one query, with k and v (batch, heads, N, d)"}
-LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "bnd": "(batch, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
+LAYOUTS = WHOLE | {
+    "hnd": "(heads, N, d)",
+    "nhd": "(N, heads, d)",
+    "bnd": "(batch, N, d)",
+    "nd": "(N, d)",
+    "flat": "(batch, N, heads · d)",
+}
+LAYOUTS |= {"hd,hnd": "(heads, d) of one query, with k and v (heads, N, d)"}
 # The layouts that O may have if it does not have that of q
 OF_OUTPUT = {"bhnd": LAYOUTS["bhnd"], "bnhd": LAYOUTS["bnhd"], "flat": LAYOUTS["flat"], "nbhd": LAYOUTS["nbhd"]}
 OF_OUTPUT |= {"nbf": "(N, batch, heads · d)", "bf": "(batch, heads · d)"}
@@ -24,7 +31,7 @@ def axes(layout: str) -> str:
 
 def order_of(layout: str, N: int) -> str:
     """Return the axes of an array with N positions. If q has a single one and no axis for it, K and V have an axis."""
-    return (layout.partition(",")[2] or "bnhd") if axes(layout) == "bhd" and N > 1 else axes(layout)
+    return (layout.partition(",")[2] or "bnhd") if "n" not in axes(layout) and N > 1 else axes(layout)
 
 
 def to_layout(x: np.ndarray, layout: str) -> np.ndarray:

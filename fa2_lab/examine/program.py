@@ -13,7 +13,13 @@ from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventio
 from fa2_lab.examine.subject import Subject
 
 TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "nbhd": ".transpose(2, 0, 1, 3)", "thd": "[0].swapaxes(0, 1)"}
-TURNED |= {"hnd": "[0]", "bnd": "[:, 0]", "nd": "[0, 0]", "flat": ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)"}
+TURNED |= {
+    "hnd": "[0]",
+    "nhd": TURNED["thd"],
+    "bnd": "[:, 0]",
+    "nd": "[0, 0]",
+    "flat": ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)",
+}
 PER_HEAD = {"mask", "kept", "sinks", "slopes", "key_lengths"}  # options that have entries per head or batch entry
 
 
@@ -25,7 +31,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     before = Variant(
         finding.variant.names[: -1 if finding.name in finding.variant.names else None], *finding.variant[1:]
     )
-    can_be_written = axes(subject.layout) != "bhd" and not subject.takes("pages")
+    can_be_written = "n" in axes(subject.layout) and not subject.takes("pages")
     for smaller in smaller_cases(finding.case, subject) if finding.case and can_be_written else ():
         try:
             answer = subject.ask(smaller)

@@ -121,7 +121,7 @@ class Subject:
         With the layout thd, only the first batch entry is kept, and with the layout bhd, only the last query.
         """
         case = self.arguments.fitted(case)
-        if axes(self.layout) == "bhd":
+        if "n" not in axes(self.layout):
             last = {x: getattr(case, x)[:, :, -1:] for x in ("q", "dO", "dL") if getattr(case, x) is not None}
             case = replace(case, **last)
         return case.part(slice(1)) if self.layout == "thd" else case
