@@ -89,9 +89,10 @@ def examine(
     The function is called in this process, and so it may use a GPU that is already in use. If it ends the process, the
     examination ends as well. The command `fa2-lab examine` calls it in a child process, and reports the last problem.
 
-    layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, nbhd, hnd, bnd, nd, flat (batch, N, heads · d),
-             thd for packed sequences, or bhd for one query with a cache (batch, N, heads, d) of keys and of values. If
-             you do not pass a layout, it is detected.
+    layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, nbhd, hnd, nhd, bnd, nd, flat (batch, N,
+             heads · d), or thd for packed sequences. For one query with a cache of keys and of values, it is bhd if the
+             cache is (batch, N, heads, d), "bhd,bhnd" if it is (batch, heads, N, d), or "hd,hnd". If you do not pass a
+             layout, it is detected.
     library  The array library of the function: numpy, torch or jax. If you do not pass a library, it is detected.
     dtype    The dtype of the inputs, for example float16. By default, it is the first dtype that the function accepts.
     device   The device of the inputs, for example cuda. By default, it is the CPU, or a GPU if the function rejects
