@@ -272,7 +272,8 @@ class Subject:
         N_q, ends = case.q.shape[2], {*case.options.get("key_lengths", [case.k.shape[2]])}
         if len(ends) > 1:
             raise NotExamined("new keys beside caches of several lengths")
-        axis, end, made = axes(self.layout).index("n"), int(ends.pop()), {}
+        axis, end = axes(self.layout).index("n"), int(ends.pop())
+        made: dict[str, Any] = {}
         for name in "kv":
             old, new = (arrays[name][(slice(None),) * axis + (x,)] for x in (slice(end - N_q), slice(end - N_q, end)))
             rest = 0 * arrays[name][(slice(None),) * axis + (slice(end - N_q, None),)] + 7
