@@ -160,7 +160,8 @@ def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
     """Return the number of thread blocks that share one head under `method`.
 
     FA1, as published, has one block per head. FA2 has one per row block in the forward pass, and one per column block
-    in the backward pass. Standard attention and decode, which splits the keys, have enough blocks for all SMs.
+    in the backward pass. Standard attention has enough blocks for all SMs, and so does decode, because it splits
+    the keys.
     """
     algorithm, direction = METHODS[method]
     if algorithm == "standard" or method == "decode":

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung with which `name` is compared, which is the previous rung or, for x23, rung 23."""
+    """Return the rung that `name` is compared with: the previous rung or, for x23, rung 23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)

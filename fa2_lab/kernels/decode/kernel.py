@@ -54,7 +54,7 @@ class DecodeConstants(NamedTuple):
 
 
 class DecodeSizes(NamedTuple):
-    """The sizes of a call, as arguments of the decode kernels.
+    """The sizes of a call, as they are passed to the decode kernels.
 
     Triton compiles different kernels for a size of 1, for multiples of 16, and for all other sizes.
     """

@@ -21,7 +21,7 @@ DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to d_padded(
 
 
 class CausalCase(NamedTuple):
-    """A configuration for causal calls within these limits."""
+    """A configuration for causal calls, with the limits within which it applies."""
 
     max_row_blocks_per_SM: float
     max_N_q: float
