@@ -113,7 +113,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1
 
 
 def chip_tables() -> dict:
-    """Return the tables for the GPU's chip family or, if TRITON_OVERRIDE_ARCH is set, for that architecture's family."""
+    """Return the tables for the GPU's chip family or, if TRITON_OVERRIDE_ARCH is set, the family that it names."""
     target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA
