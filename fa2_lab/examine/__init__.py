@@ -50,7 +50,7 @@ from fa2_lab.examine.weights import describe_overhang, read_out, telling
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
 UNASKED, UNCHECKED = "some problems", "some checks"
-SECONDS = {False: 60.0, True: 10.0}  # {quick: seconds of calls, without those that find out how to call}
+SECONDS = {False: 60.0, True: 10.0}  # {quick: seconds for all calls, except those that find out how to call}
 
 
 class Report(NamedTuple):
@@ -164,7 +164,7 @@ def find_mistakes(subject: Subject, answers: list[Answer], *, is_reliable: bool)
     right = [y.case for y in answers if any(y.fits(variant, ("O",)) for variant in usual)]
     if right and not (
         any(map(is_cross, right)) or subject.counts_keys()
-    ):  # it may be meant for as many keys as queries
+    ):  # the function may be meant only for equal numbers of keys and queries
         says = "It takes another number of keys than of queries without a word. "
         for n, x in enumerate(named):
             of_group, variant = (y for y in answers if y.case.group == x.group), conventions(x.variant)

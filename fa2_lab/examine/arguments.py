@@ -44,7 +44,7 @@ class Arguments:
         named = {x: role_of(x) for x in self.defaults if x not in given}
         if not {"qkv", "kv"} & set(named.values()) and not {"q", "k", "v"} <= set(named.values()):
             named |= dict(zip([x for x in named if named[x] in ("", *"qkv")], "qkv", strict=False))
-        if "new_k" in named.values():  # beside new keys, a length is that of the cache
+        if "new_k" in named.values():  # if there are new keys, a length is that of the cache
             named = {x: "start" if role == "key_lengths" else role for x, role in named.items()}
         self.roles = {x: role for x, role in named.items() if role}
         self.always = ALWAYS | ({"start"} if self.takes("new_k") else set())

@@ -34,7 +34,7 @@ def attention(
 
 @cache
 def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
-    """Return the function right() with these mistakes. If `gradients` is not set, it has no backward pass.
+    """Return the function right() with these mistakes made. If `gradients` is not set, it has no backward pass.
 
     Raise a ValueError if a mistake changes code that another mistake has already removed.
     """
@@ -47,7 +47,7 @@ def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
 
 @cache
 def combine(mistakes: tuple[str, ...]) -> str:
-    """Return the source of right() with these mistakes, or "" if one of them changes code that another has removed."""
+    """Return the source of right() with these mistakes made, or "" if one of them edits code that another removes."""
     source = combine(mistakes[:-1]) if mistakes else inspect.getsource(right)
     for old, new in CATALOGUE[mistakes[-1]].edits if mistakes else ():
         source = source.replace(old, new) if old in source else ""

@@ -1,4 +1,4 @@
-"""The small problems that an attention function is called on, chosen so that they tell the known mistakes apart."""
+"""Small problems on which an attention function is run, chosen to tell the known mistakes apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPEN = 10**9  # the length of a window's side that has no end
 PAGE = 16  # keys per page of a paged cache
 BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # mantissa bits; float64 counts as float32
 EXTREME = ("large", "hidden", "hidden mask")  # groups with extreme scores, where 16 bits may overflow
-LONG = 5000  # --quick leaves out cases with more scores per head
+LONG = 5000  # --quick leaves out cases with more scores per head than this
 SCALE_UP = 100.0  # the last feature of q in cases that shift all scores
 
 # The sizes (N_q, N_k) at which each option is tested: within one tile, and beyond a tile of 64 or 128 rows or keys
@@ -34,7 +34,7 @@ WINDOWS: list[Callable] = [  # (left, right) as a function of the number of keys
 class AttentionCase:
     """A problem for an attention function, also called a case, with arrays (batch, heads, N, d) in float64.
 
-    It contains q, k, v and the options, dO and dL for the backward, and the name of the group of mistakes that it
+    It contains q, k, v and the options, dO and dL for the backward pass, and the name of the group of mistakes that it
     tests.
     """
 
@@ -46,10 +46,10 @@ class AttentionCase:
     options: dict[str, Any] = field(default_factory=dict)
     gradients: bool = False  # whether gradients are computed
     dL: np.ndarray | None = None  # the loss's gradient with respect to L, if L takes part in it
-    made: tuple[float, float] = (1.0, 0.0)  # the factor and the shift of all scores
+    made: tuple[float, float] = (1.0, 0.0)  # the factor and the shift that are applied to all scores
     single: bool = False  # whether exponentials overflow as in float32
-    tile: tuple[int, int] = (0, 0)  # rows and keys of a tile, if they are known
-    usual_d: int = 0  # the head dimension of the other cases, if it differs
+    tile: tuple[int, int] = (0, 0)  # number of rows and keys in a tile, if known
+    usual_d: int = 0  # head dimension of the other cases, if it differs from this case's
 
     def __str__(self) -> str:
         batch, heads, N_q, d = self.q.shape
@@ -111,7 +111,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
     """Return all cases, with head dimension d: each option at several sizes. If `quick` is set, leave out long cases.
 
     Lengths are rounded up to multiples of `multiple`, for functions that require this. The cases include the
-    gradients, except those with extreme scores, with a scale of 0, or with another width of V.
+    gradients, except those with extreme scores, with a scale of 0, or with a V whose width is not d.
     """
     cases: list[AttentionCase] = []
 

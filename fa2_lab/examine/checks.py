@@ -76,7 +76,7 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
 
 
 def kinds(subject: Subject) -> list[str]:
-    """Return the dtypes that the function can be called with, if its library is NumPy or torch."""
+    """Return the dtypes with which the function can be called, if its library is NumPy or torch."""
     if subject.library == "numpy":
         return ["float64", "float32", "float16"]
     some = dtypes("torch") if subject.library == "torch" else ()

@@ -196,10 +196,10 @@ def agreement(subject: Subject) -> int:
     """
     subject.layout_of_O = ""
     n = 9 if subject.multiple == 1 else subject.multiple
-    N_k = 2 * n + subject.multiple if subject.takes("start") else n  # so that keys come before those of the queries
+    N_k = 2 * n + subject.multiple if subject.takes("start") else n  # so that some keys precede the queries' own
     problem = subject.fitted(case("probe", n, N_k, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
     part, always = "gradients" if subject.takes("dO") else "O", subject.arguments.always
-    for passed in [set[str]()] + [{"slopes"}] * subject.takes("slopes"):  # it may have slopes of its own
+    for passed in [set[str]()] + [{"slopes"}] * subject.takes("slopes"):  # it may have default slopes
         subject.arguments.always = always | passed
         first = subject.ask(problem)
         if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):

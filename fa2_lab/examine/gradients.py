@@ -1,4 +1,4 @@
-"""Read out how a function computes L and its gradients, and describe in a sentence what is wrong with them.
+"""Infer how a function computes L, dQ, dK and dV, and describe the errors in these outputs in sentences.
 
 dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q are weighted sums of the rows of dO, K and Q. If these rows are orthogonal, the
 weights of the sums can be read off the gradients. They show P, as the backward pass uses it, and dS = P ∘ (dP − D).
@@ -151,7 +151,7 @@ def read_backward(subject: Subject, answers: Sequence[Answer], variant: Variant,
             with suppress(NotExamined):
                 runs.append(Backward(subject, x.case, variant))
         runs = [x for x in runs if all(np.isfinite(x.got[y]).all() for y in outputs)]
-        if not runs:  # the function refuses these cases, or returns NaN
+        if not runs:  # the function rejects these cases, or returns NaN
             return []
         said = describe_gradients(runs, [x for x in ("dV", "dQ", "dK") if x in outputs], subject.tiles())
         return said or describe_dO(subject, runs[0], outputs)
@@ -240,7 +240,7 @@ def describe_forward_mistake(readings: list[Reading], runs: list[Backward], size
         return bool(np.abs(W - P).max() <= 2 * x.near < np.abs(P - right).max())
 
     def is_right_without_options(variant: Variant, run: Backward) -> bool:
-        # A mistake that also occurs without the case's options is reported for the cases that have no options.
+        # If a mistake also occurs without options, it is reported only for the cases that have none.
         a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (variant, run.variant))
         return not run.case.options or np.allclose(a, b)
 
@@ -359,7 +359,7 @@ def describe_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarra
 
 
 def is_explained_by_P(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool:
-    """Return whether the wrong P that dV reveals also explains this gradient."""
+    """Return whether the wrong P that dV reveals also explains the error in this gradient."""
     for x, P in zip(runs, P_used, strict=True):
         dP, D, W = x.known["dP"], x.known["D"], x.own(x.made[output], output) / x.known["tau"]
         near = x.near(output) / x.known["tau"] * 2

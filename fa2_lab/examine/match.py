@@ -213,7 +213,7 @@ def explain_part(
                 Finding(name, *describe_error(mine, variant, outputs), others=others, variant=best) for name in new
             ]
             variant, settled = best, settled + mine
-            if any(name.startswith("axis") for name in new):  # for a softmax over a wrong axis, no mask can work
+            if any(name.startswith("axis") for name in new):  # if the softmax is over a wrong axis, no mask can work
                 break
         elif len(outputs) > 1:
             of_each = {name: explain_part([*settled, *mine], variant, part, (name,), tiles)[0] for name in outputs}
@@ -367,7 +367,7 @@ def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, kn
 def describe_error(
     answers: list[Answer], variant: Variant, outputs: tuple[str, ...]
 ) -> tuple[str, float, AttentionCase]:
-    """Return (position, size, case) for the error in the first answer that differs from the variant."""
+    """Return (position, size, case) of the error in the first answer whose outputs differ from those of `variant`."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(variant, name)

@@ -20,7 +20,7 @@ TURNED |= {
     "nd": "[0, 0]",
     "flat": ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)",
 }
-PER_HEAD = {"mask", "kept", "sinks", "slopes", "key_lengths"}  # options that have entries per head or batch entry
+PER_HEAD = {"mask", "kept", "sinks", "slopes", "key_lengths"}  # options with one value per head or per batch entry
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:

@@ -37,20 +37,20 @@ class Subject:
         self.arguments = Arguments(self.name, function, self.given)
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
         self.layout_of_O = ""  # the layout of O, if it is not that of q
-        self.also = ""  # another layout with which the output is correct
+        self.also = ""  # a layout with which the output is correct, if it is wrong with self.layout
         self.place: tuple[str, ...] | str = ""  # memory layout of the inputs: one for all, or one for each
         self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # value that fills the results of torch.empty
-        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # gets each case before the function
-        self.no_gradients = ""  # the reason, if the function has no gradients
+        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # called before each case
+        self.no_gradients = ""  # why the function has no gradients, or "" if it has them
         self.no_groups = False  # whether the function writes past its outputs if heads share keys
         self.gives_O = True  # False for a backward function that returns no O
         self.gives_dict = self.gives_several = False  # whether the function returns a dictionary, or any collection
         self.happened: set[str] = set()  # mistakes noticed during a call
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
         self.until = np.inf  # the time of time.monotonic() after which the function is not called
-        self.eps = 0.0  # the spacing of numbers near 1, if it is larger than the dtype's
-        function = getattr(function, "func", getattr(function, "forward", function))  # of a partial or a module
+        self.eps = 0.0  # spacing of numbers near 1, if it is larger than the dtype's
+        function = getattr(function, "func", getattr(function, "forward", function))  # of a functools.partial or module
         function = inspect.unwrap(function)
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
@@ -116,7 +116,7 @@ class Subject:
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def fitted(self, case: AttentionCase) -> AttentionCase:
-        """Return the case in a form that the function can be called on, with the changes of Arguments.fitted().
+        """Return the case in a form that the function accepts, after the changes that Arguments.fitted() makes.
 
         With the layout thd, only the first batch entry is kept, and with the layout bhd, only the last query.
         """
@@ -268,7 +268,7 @@ class Subject:
         return arrays | ({"L": self.array(L, fill=FENCE, dtype=exact)} if self.takes("L") else {})
 
     def cached(self, arrays: dict[str, Any], case: AttentionCase) -> dict[str, Any]:
-        """Return {role: array} for a cache of keys and values and for those of the queries, which are not yet in it."""
+        """Return {role: array} for a cache of keys and values, and for the queries' own, which are not yet in it."""
         N_q, ends = case.q.shape[2], {*case.options.get("key_lengths", [case.k.shape[2]])}
         if len(ends) > 1:
             raise NotExamined("new keys beside caches of several lengths")

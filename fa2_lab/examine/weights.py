@@ -75,7 +75,7 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
     sink, slope = (np.reshape(np.nan if x is None else x, (1, -1, 1, 1)) for x in of_heads)
     rows = case.options.get("cu_seqlens", np.array([0, N_q]))
     keys = case.options.get("cu_seqlens_k", rows if "cu_seqlens" in case.options else np.array([0, N_k]))
-    of, at = (np.searchsorted(x, y, side="right") - 1 for x, y in ((rows, i), (keys, j)))  # of each row and key
+    of, at = (np.searchsorted(x, y, side="right") - 1 for x, y in ((rows, i), (keys, j)))  # sequences of rows and keys
     sizes = dict(
         of=of,
         at=at,
@@ -122,7 +122,7 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
                 if x.fits(variant, ("O",))
                 else weights(lambda case: subject.ask(case, gradients=False).outputs["O"], x.case)
             )
-            is_number = np.isfinite(W).all(axis=3, keepdims=True)  # otherwise, the row's weights are 0 / 0
+            is_number = np.isfinite(W).all(axis=3, keepdims=True)  # False if a row's weights are 0 / 0
             near = 4 * x.bound("O") / np.abs(x.case.v).max()
             if not is_number.all() and not (np.abs(W - P) > near)[is_number[..., 0]].any():
                 return ""
