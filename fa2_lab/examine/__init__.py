@@ -165,7 +165,7 @@ def find_mistakes(subject: Subject, answers: list[Answer], *, is_reliable: bool)
     if right and not (
         any(map(is_cross, right)) or subject.counts_keys()
     ):  # the function may be meant only for equal numbers of keys and queries
-        says = "It takes another number of keys than of queries without a word. "
+        says = "It accepts different numbers of keys and queries without an error. "
         for n, x in enumerate(named):
             of_group, variant = (y for y in answers if y.case.group == x.group), conventions(x.variant)
             wrong = [y for y in of_group if not y.fits(variant, y.outputs)]
