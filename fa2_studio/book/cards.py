@@ -20,10 +20,9 @@ from fa2_lab.plots import style
 from fa2_studio.book.chapters import Chapter
 
 CARD_INCHES = (2.69, 1.42)  # a card's width and height
-PREVIEW_INCHES = (
-    5.4,
-    2.835,
-)  # width and height in inches of the picture shown when a chapter is shared, 1200 × 630 pixels
+PREVIEW_INCHES = (4.5, 2.3625)  # the same for the picture shown when a chapter is shared, 1200 × 630 pixels
+PREVIEW_PLACE = (0.46, 0.14, 0.51, 0.78)  # left, bottom, width and height of the tiles in it
+TALLEST = 2.0  # height of a tile in widths, if a few long rows would otherwise leave much of the place empty
 GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
 PALE_TINT = 0.22  # tint of t, whose score is smaller than that of p
 CARDS = {  # {chapter: (description of its picture, rows of tiles)}
@@ -126,22 +125,23 @@ def preview_png(chapter: Chapter) -> bytes:
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=PREVIEW_INCHES, dpi=1200 / PREVIEW_INCHES[0])
         rows = CARDS[chapter.name][1]
-        tall = 2.0 if len(rows[0]) > 2.8 * len(rows) else 1.0  # a few long rows fill more of the picture
-        draw_tiles(figure.add_axes((0.53, 0.14, 0.44, 0.76)), rows, tall)
+        ax = figure.add_axes(PREVIEW_PLACE)
+        tall = ax.bbox.height / len(rows) / (ax.bbox.width / len(rows[0]))
+        draw_tiles(ax, rows, min(max(tall, 1), TALLEST))
         look = dict(ha="left", va="top")
         words = chapter.title.replace("-", "\u2011")  # FlashAttention-2 is not broken
-        title = figure.text(0.035, 0.82, max(words.split(), key=len), fontsize=20, fontweight="bold", **look)
-        while title.get_window_extent().width > 0.48 * figure.bbox.width:  # no word is broken
+        title = figure.text(0.035, 0.82, max(words.split(), key=len), fontsize=17, fontweight="bold", **look)
+        while title.get_window_extent().width > 0.4 * figure.bbox.width:  # no word is broken
             title.set_fontsize(title.get_fontsize() - 1)
         title.set_text(words)
-        style.wrap_text(title, 0.48 * figure.bbox.width)
+        style.wrap_text(title, 0.4 * figure.bbox.width)
         end = title.get_window_extent().y0 / figure.bbox.height
-        question = figure.text(0.035, end - 0.05, chapter.question, fontsize=12.5, linespacing=1.3, **look)
-        style.wrap_text(question, 0.46 * figure.bbox.width)
+        question = figure.text(0.035, end - 0.05, chapter.question, fontsize=10.5, linespacing=1.3, **look)
+        style.wrap_text(question, 0.4 * figure.bbox.width)
         kind = "Chapter" if chapter.number[0].isdigit() else "Appendix"
-        figure.text(0.035, 0.94, f"{kind} {chapter.number}", fontsize=12.5, color=style.QUIET, **look)
-        figure.text(0.035, 0.05, "fa2_lab", fontsize=12, fontweight="bold", color=style.OURS)
-        figure.text(0.965, 0.05, "FlashAttention-2, line by line", fontsize=12, color=style.QUIET, ha="right")
+        figure.text(0.035, 0.94, f"{kind} {chapter.number}", fontsize=10.5, color=style.QUIET, **look)
+        figure.text(0.035, 0.05, "fa2_lab", fontsize=10, fontweight="bold", color=style.OURS)
+        figure.text(0.965, 0.05, "FlashAttention-2, line by line", fontsize=10, color=style.QUIET, ha="right")
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
     return with_palette(Image.fromarray(np.asarray(canvas.buffer_rgba())))
