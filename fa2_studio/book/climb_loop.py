@@ -93,7 +93,7 @@ class Animation:
 
     def lit(self, name: str, a: float) -> str:
         """Return the attribute that makes an element grey until time a, and then shows it in colour."""
-        grey, full = "opacity:.45;filter:grayscale(1)", "opacity:1;filter:grayscale(0)"
+        grey, full = "opacity:.75;filter:grayscale(1)", "opacity:1;filter:grayscale(0)"
         return self.play(name, [(0, grey), (a, grey), (a + FADE_SECONDS, full), (self.seconds, full)])
 
     def svg(self, w: int, h: int, title: str, words: str, looks: str, drawing: str) -> str:
@@ -157,12 +157,12 @@ def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: li
     title = f"From {shares[0]:.0%} to {shares[-1]:.0%} of {name}'s speed"
     setting = f"One forward kernel, {len(rungs) - 1} changes. {gpu}, bf16, N = 4,096, d = 128, no mask"
     drawing = (
-        svg_text(X, 58, title, "h")
-        + svg_text(X, 94, setting, "q")
-        + svg_text(X + FULL_LENGTH - 10, 127, name, "p", END_OF)
+        svg_text(X, 52, title, "h")
+        + svg_text(X, 86, setting, "q")
+        + svg_text(X + FULL_LENGTH - 10, 120, name, "p", END_OF)
         + f'<path class="e" d="M{X} {BAR_Y}h{WIDTH}v{BAR_H}h-{WIDTH}z"/>'
         + bar_svg(film, rungs, shares, at)
-        + f'<path class="w" d="M{X + FULL_LENGTH} {BAR_Y - 76}v{BAR_H + 86}"/>'
+        + f'<path class="w" d="M{X + FULL_LENGTH} {BAR_Y - 79}v{BAR_H + 89}"/>'
         + percentage_svg(film, shares, at)
         + loss_arrows_svg(film, shares, at)
         + "".join(change_line_svg(film, rungs, k, at) for k in range(len(rungs)))
