@@ -23,7 +23,7 @@ ROWS, LETTERS = 15.5, 64  # number of lines of text on a slide, and number of le
 FULL, WIDE = 17, 70  # the same limits for code, whose lines are closer together
 # The most lines of a cell shown whole on a slide, and the most letters of a line that keeps its comment.
 SHORT, NOTED = 11, 60
-SMALL_SCALE = 0.84  # size of the letters on a slide that would otherwise be too full
+SCALES = (1.0, 0.84, 0.72)  # sizes of the letters in a table; it has the largest with which it fits on a slide
 MAX_PRINTED = 84  # longest printed line that is not wrapped; at this length, its letters are at least 24 pixels high
 # Letters per line of text and of code beside a picture, and letters per table row.
 COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74
@@ -116,12 +116,8 @@ def table_to_html(part: str) -> list[str]:
     texts = [[re.sub(r"[$`*\\{}]", "", cell).strip() for cell in row] for row in cells]
     long = [[len(text) for text in row] for row in texts]
     columns = [max(column) for column in zip(*long, strict=True)]
-    fold = max(1, sum(columns) / (OF_TABLE - len(columns)))
-    lines = [
-        max(ceil(n * fold / most) if most > 12 else 1 for n, most in zip(row, columns, strict=True)) for row in long
-    ]
-    high = [0.95 * n + 0.2 for n in lines]
-    high = [SMALL_SCALE * h for h in high] if sum(high) > ROWS else high  # so that it needs fewer slides
+    ways = [row_heights(long, columns, scale) for scale in SCALES]
+    high = next((way for way in ways if sum(way) <= ROWS), [SCALES[1] * h for h in ways[0]])
     size = dict(zip(rows, high[1:], strict=True))
     parts = split_by_height(rows, high[1:], ROWS - high[0])
     tables = [
@@ -129,6 +125,18 @@ def table_to_html(part: str) -> list[str]:
         for some in parts
     ]
     return tables if len(tables) == 1 else [fix_columns(table, texts, columns) for table in tables]
+
+
+def row_heights(long: list[list[int]], columns: list[int], scale: float) -> list[float]:
+    """Return the estimated heights of a table's rows in text rows, if its letters are scaled by `scale`.
+
+    `long` holds the number of letters in each cell, and `columns` the largest of each column.
+    """
+    fold = max(1, sum(columns) / (OF_TABLE / scale - len(columns)))
+    lines = (
+        max(ceil(n * fold / most) if most > 12 else 1 for n, most in zip(row, columns, strict=True)) for row in long
+    )
+    return [scale * (0.95 * n + 0.2) for n in lines]
 
 
 def fix_columns(table: str, texts: list[list[str]], columns: list[int]) -> str:

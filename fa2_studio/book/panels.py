@@ -101,8 +101,20 @@ def pages_of_figure(name: str) -> list[list[str]]:
     """Return the pictures on each slide, either a single picture or the phone version's panels in two columns."""
     some = [without_headline(part, panel=True) for part in split_panels(figure_svg(name, PHONE), TITLES[0], 0.2)]
     alone = parts_of_figure(name)
-    together = is_tall(name) or (len(alone) > 1 and letter_size_in_columns(some) >= LARGE)
+    together = len(alone) > 1 and letter_size_in_columns(some) >= LARGE
     return [some] if len(some) > 1 and together else [[part] for part in alone[:MOST]]
+
+
+def can_be_divided(name: str) -> bool:
+    """Return False for a picture without panels and a headline of their own, such as the animation of the README."""
+    return bool(VIEW.search(figure_svg(name)))
+
+
+def slides_of_figure(name: str) -> tuple[str, ...]:
+    """Return what each slide shows of a picture, as HTML. The handout shows all of it on the first of them."""
+    pages = pages_of_figure(name) if can_be_divided(name) else [[figure_svg(name)]]
+    first, *others = (columns_html(some, name) for some in pages)
+    return (first + print_svg(name), *others)
 
 
 def letter_size_in_columns(shown: list[str]) -> float:
@@ -114,8 +126,10 @@ def letter_size_in_columns(shown: list[str]) -> float:
 
 def columns_html(shown: list[str], name: str) -> str:
     """Return one picture, or panels in two columns, which are narrowed until they fit the slide's height."""
-    widest = max(float(SIZE.search(svg)[1]) for svg in shown)
-    width = f' style="width: {letter_size_in_columns(shown) * widest / 13 / HALF:.0%}"' if len(shown) > 1 else ""
+    width = ""
+    if len(shown) > 1:
+        widest = max(float(SIZE.search(svg)[1]) for svg in shown)
+        width = f' style="width: {letter_size_in_columns(shown) * widest / 13 / HALF:.0%}"'
     return "".join(image_html(svg, name, width) for svg in shown)
 
 
@@ -160,7 +174,7 @@ def cut_panel(page: str, top: float, end: float, head: float) -> str:
     width, high = VIEW.search(page)[1], float(VIEW.search(page)[2])
     # Equal numbers in a row count once, because they are not an axis.
     rows = [float(y) for y, _ in set(TICK.findall(page))]
-    axis = next((y for y in rows if y > high - 25 and rows.count(y) > 2), None)
+    axis = next((y for y in rows if y > high - 50 and rows.count(y) > 2), None)  # its key can have three lines
     own = end == high or any(end - 40 < y < end and rows.count(y) > 2 for y in rows)
     foot = high if own or axis is None else axis - 12
     shown, below = "", 0.0

@@ -105,16 +105,15 @@ def deck_slides(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str
     for chapter in (c for c in written() if c.number in chapters):
         if len(chapters) > 1:
             yield title_slide(chapter, small[chapter.name])
-        part = ""
-        for title, beats in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
+        part, opening = "", list[Slide]()
+        for title, beats, opens in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
             part = title.split()[1] if title.startswith("Part ") else part
             now = not chapters[chapter.number] or part in chapters[chapter.number].split() or title == "Recap"
             if now and not title.startswith(LEFT_OUT):
-                yield from section_html(
-                    repeat_pictures(
-                        place_pictures(merge_short_slides(list(slides_of_section(title, drop_beats(beats)))))
-                    )
-                )
+                shown = [*opening, *slides_of_section(title, drop_beats(beats))]
+                opening = shown if opens and not any(beat.seen for beat in beats) else []
+                if not opening:
+                    yield from section_html(repeat_pictures(place_pictures(merge_short_slides(shown))))
 
 
 def title_slide(chapter: Chapter, image: str) -> str:
@@ -123,9 +122,9 @@ def title_slide(chapter: Chapter, image: str) -> str:
     return f"<section class=first><div class=two>{words}{image}</div></section>"
 
 
-def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]]:
-    """Yield (heading, beats) for each section of a chapter, in order."""
-    title, beats, asked, options = "", [], "", ""
+def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat], bool]]:
+    """Yield (heading, beats, whether a subsection follows) for each section of a chapter, in order."""
+    title, level, beats, asked, options = "", "", [], "", ""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             more = beat_of_code_cell(cell, announced=bool(beats) and beats[-1].text.endswith(":"))
@@ -136,8 +135,9 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
         # Within a part of a chapter, section headings are one level lower.
         for part in re.split(r"^(?=###? )", cell.source, flags=re.MULTILINE):
             if re.match("###? ", part):
+                before, level = level, part.split()[0]
                 if title:
-                    yield title, beats
+                    yield title, beats, before < level
                 (title, _, part), beats = part.lstrip("# ").partition("\n"), []
             for beat in beats_of_markdown(part) if title else ():
                 if beat.kind == "asks":
@@ -147,7 +147,7 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 elif beat.kind == "answers" and beat.seen[0].startswith("<pre"):  # a solution repeats its task
                     beat = beat._replace(seen=(asked, *beat.seen), name=asked)
                 beats.append(beat)
-    yield title, beats
+    yield title, beats, False
 
 
 def drop_beats(beats: list[Beat]) -> list[Beat]:
@@ -181,10 +181,11 @@ def beats_of_markdown(text: str) -> Iterator[Beat]:
             for block in blocks.split_markdown(said):
                 look = block.startswith(("|", "![", "$$", "- ", "1. ", "```"))
                 block, rest = blocks.shorten_list(block)
-                seen = tuple(blocks.block_to_html(block)) if look else ()
                 if drawing := re.search(r"^!\[[^]]*\]\(\.\./figures/(\w+)\.svg\)", block):
-                    seen = (re.search("<img[^>]*>", seen[0])[0] + panels.print_svg(drawing[1]),)
-                yield Beat(rest if look else block, seen, "picture" * bool(drawing))
+                    name = drawing[1] if panels.can_be_divided(drawing[1]) else ""
+                    yield Beat("", panels.slides_of_figure(drawing[1]), "picture", name)
+                else:
+                    yield Beat(rest if look else block, tuple(blocks.block_to_html(block)) if look else ())
             if asked:
                 name = f"<div class=asked>{markdown_to_html(blocks.first_sentences(asked[0].strip(), 60)[0])}</div>"
                 rest, seen = shorten_paragraphs(blocks.split_markdown(ASKED.search(part)[0] + asked[0]))
@@ -228,11 +229,8 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = figures_by_description().get(unescape(picture[1]))
-        pages = panels.pages_of_figure(name) if name else []
-        shown = [panels.columns_html(some, name) for some in pages] or [picture[0]]
-        if name:
-            shown[0] += panels.print_svg(name)
-        return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture", name or "")]
+        shown = panels.slides_of_figure(name) if name else (picture[0],)
+        return [Beat(unescape(caption[1]) if caption else "", shown, "picture", name or "")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
         return [Beat(seen=blocks.text_to_html_blocks(FOLD.sub("", "\n\n".join(told))))]
     printed = "".join(output.get("text", "") for output in cell.outputs)

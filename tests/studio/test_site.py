@@ -232,6 +232,13 @@ def test_site_pages_have_no_overflow_or_console_errors_in_a_browser(folder, page
 # Slides ---------------------------------------------------------------------------------------------------------
 
 
+def test_table_is_split_only_if_small_letters_do_not_make_room():
+    row = "| Q | the consumer of these rows, once for each stage | the tiles of K and V may be overwritten |"
+    parts = [blocks.table_to_html("\n".join([row, "| --- | --- | --- |", *[row] * rows])) for rows in (8, 20)]
+    assert [len(tables) for tables in parts] == [1, 3]
+    assert all(blocks.block_height(table) <= blocks.ROWS for tables in parts for table in tables)
+
+
 def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
     assert command.main(["book", "--slides", str(tmp_path)]) == 0
@@ -253,6 +260,9 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
             for _, html in sections
         ]
         words = [re.sub(r"\W+", "", unescape(html)) for html in said]
+        heads = re.findall(r'<section class="picture"><h2><i>(.*?)</i><b>(.*?)</b>', text)
+        bare = [title for title, claim in heads if title == claim]
+        assert len(bare) <= len(moving) // 2, "a picture's claim is its slide's headline, unless the picture moves"
         for n, (kind, _) in enumerate(sections):
             if kind == "asks":
                 assert sections[n + 1][0] in ("asks", "answers"), (deck.name, n, "an answer is on the slide after")

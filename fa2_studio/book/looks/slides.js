@@ -9,14 +9,14 @@ for (const [n, section] of all.entries()) {
   section.dataset.number = `${n + 1} / ${all.length}`;
 }
 
-/** Letters have the largest of four sizes that fits, and the largest only if it leaves half of the slide free.
+/** Letters have the largest of five sizes that fits, and the largest only if it leaves half of the slide free.
  * Lines of code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
   const most = has(".fixed") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : 132; // a table of several slides has one size
-  for (const size of [132, 118, 100, 84, 52].filter((step) => step <= most)) { // four sizes, and one for what never fits
+  for (const size of [132, 118, 100, 84, 72, 52].filter((step) => step <= most)) { // five sizes, and one for what never fits
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
