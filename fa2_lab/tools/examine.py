@@ -28,7 +28,8 @@ from fa2_lab.examine.match import Finding
 from fa2_lab.examine.program import program
 from fa2_lab.examine.subject import Subject
 
-NOTHING = "It makes none of the known mistakes."
+NOTHING = "It makes none of the known mistakes"
+REMARKS = ", but look at the remarks above"
 MEANT = " But what is listed after `reads` is a mistake as well if you did not mean it."
 VERDICTS = """The exit code is 0 for a right function, 1 for a wrong one, and 2 for one that cannot be examined.
 Conventions and remarks count as right, for example the corner of the mask, a scale of 0 that is taken as not given, and
@@ -183,7 +184,8 @@ def page(report: Report, function: str, module: str) -> str:
     if report.is_right and {UNASKED, UNCHECKED} & report.refused.keys():
         lines += ["", "Nothing is wrong in what was tested, but there was no time to test everything."]
     elif report.is_right:
-        lines += ["", NOTHING + MEANT * bool(reads)]
+        has_remarks = any(x.mistake.part == "remarks" for x in report.findings)
+        lines += ["", NOTHING + REMARKS * has_remarks + "." + MEANT * bool(reads)]
     return "\n".join(lines)
 
 

@@ -80,3 +80,12 @@ def test_the_printed_program_runs_and_shows_the_mistake(tmp_path, capsys):
     printed, comment = ran.stdout.strip(), program.split("#")[1].split(";")[0].strip()
     assert np.allclose(eval(printed.replace("  ", ",").replace(" ", ",").replace("[,", "[").replace(",,", ",")), eval(
         ",".join(comment.split()).replace("[,", "[")), atol=1e-4), ran.stderr  # fmt: skip
+
+
+def test_the_last_line_points_at_remarks_only_if_there_are_some(tmp_path, capsys):
+    scores = "def f(q, k, v, mask):\n    s = q @ k.mT / q.shape[-1]**0.5\n    s = s.masked_fill(~mask, -torch.inf)\n"
+    for name, returns, has in (("zero", "s.softmax(-1).nan_to_num() @ v", False), ("nan", "s.softmax(-1) @ v", True)):
+        (tmp_path / f"m_{name}.py").write_text(f"import torch\n\n{scores}    return {returns}\n")
+        assert main(["examine", "--quick", f"{tmp_path}/m_{name}.py:f"]) == 0
+        said = capsys.readouterr().out
+        assert ("\nremark " in said) == has and ("none of the known mistakes, but look at the remarks" in said) == has
