@@ -156,14 +156,6 @@ function changed(x, other) {
   return make("span", "", x.slice(0, same), make("mark", "", x.slice(same)));
 }
 
-/** The step at which the first sum is complete that differs from that of the run before, or the last step. */
-function firstDifference() {
-  const [{ writes, sums }] = ways;
-  const differs = upTo(set.blocks).filter((i) => show(sums[i], 7) !== show(before[0][i], 7));
-  const times = differs.map((i) => Math.max(...writes.filter((write) => write.i === i).map(({ time }) => time)));
-  return differs.length ? moments.indexOf(Math.min(...times)) : transport.last;
-}
-
 /** How many sums of the atomic adds differ from those of the run before; with two passes, none does. */
 function differences() {
   const changed = ways[0].sums.filter((x, i) => show(x, 7) !== show(before[0][i], 7)).length;
@@ -208,7 +200,7 @@ $("again").onclick = () => {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(firstDifference());
+  transport.jump(transport.last);
 });
 $("note").textContent =
   `A box is a tile, and its label names what the tile adds to. A small box is one addition, and its number is the worker that adds. If several workers add at once, the first one is on the left. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;

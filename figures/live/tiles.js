@@ -212,7 +212,7 @@ function verdict({ moved, ok, scarce }) {
   const spill = recorded() ? "This tile runs, but when compiled, its registers spill." : "This tile runs, but by our sum, its registers spill.";
   const fine = recorded() ? "This tile fits, and when compiled, nothing spills." : "By our sum, this tile fits.";
   const fits = ok ? fine : scarce === "registers" ? spill : "This tile does not fit, so it cannot run here.";
-  const ratio = moved.standard.requested_bytes / moved.fa2.requested;
+  const ratio = moved.standard.requested / moved.fa2.requested;
   const [more, less] = ratio < 1 ? ["FA2", "standard attention"] : ["Standard attention", "FA2"];
   const most = Math.max(ratio, 1 / ratio);
   const times = most < 1.05 ? "about as many" : `${most.toFixed(most < 10 ? 1 : 0)} times as many`;

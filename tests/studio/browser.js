@@ -54,6 +54,10 @@ function given(page) {  // pictures that show an answer before the question is a
   });
 }
 
+function broken(page) {  // sentences of live pieces with a number that does not exist
+  return [...page.querySelectorAll(":is(.piece, .algorithm) :is(p, text, td)")].map(e => e.textContent).filter(x => /NaN|undefined/.test(x));
+}
+
 async function look(address) {
   const frame = document.body.appendChild(document.createElement("iframe"));
   frame.style = "height: 900px; width: 390px; border: 0";
@@ -76,6 +80,8 @@ async function look(address) {
     const texts = faint(page, view);
     if (texts.length) (seen.faint ??= []).push(theme, ...texts);
   }
+  const sentences = broken(page);
+  if (sentences.length) seen.broken = sentences;
   const answers = given(page);
   if (answers.length) seen.given = answers;
   const mute = [...page.querySelectorAll("article img")].filter(image => image.alt.length < 20 || !image.naturalWidth);
