@@ -59,7 +59,7 @@ class Arguments:
         self.window_is_int = self.window_is_always  # whether a window is one number
         self.window_is_left = False  # whether a window of one number has only a left side
         self.window_may_be_open = any(isinstance(x, tuple) and -1 in x for x in windows)
-        self.lengths_are_int = False  # whether lengths are one number, so that each batch entry needs its own call
+        self.lengths_are_int = False  # whether the lengths are a single number, so that each batch entry needs a call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
         self.mask_is_float = False  # whether masks contain 1 and 0 instead of True and False
 

@@ -8,10 +8,9 @@ PARTS = ("conventions", "O", "L", "gradients", "memory", "remarks")  # the secti
 
 
 class Mistake(NamedTuple):
-    """A row of the catalogue. `part` is its section, such as the output that shows the mistake.
+    """A row of the catalogue. `part` names its section, for example the output in which the mistake shows.
 
-    Rows of the section "conventions" are conventions, and rows of the section "remarks" are remarks. All others are
-    mistakes.
+    Rows in the sections "conventions" and "remarks" are not mistakes. All other rows are.
     """
 
     name: str

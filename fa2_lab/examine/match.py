@@ -336,10 +336,10 @@ def candidates(variant: Variant, part: str, tiles: Sequence) -> Iterator[Variant
 
 
 def bases(variant: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: Names) -> list[Variant]:
-    """Return the variants that add a convention to `variant` and fit the answers `settled`.
+    """Return the variants that add a convention to `variant` and fit the answers in `settled`.
 
-    `mine` are the answers of the current group of cases. They need not fit, because the function may make a mistake as
-    well, but a convention that changes none of them is left out.
+    `mine` holds the answers of the current group of cases. A variant need not fit them, because the function may also
+    make a mistake, but a convention that changes none of them is left out.
     """
     some = [s for s in candidates(variant, part, ()) if CATALOGUE[s.names[-1]].part == "conventions"]
     some = [s for s in some if not all(np.array_equal(x.variant(s, "O"), x.variant(variant, "O"), True) for x in mine)]

@@ -268,7 +268,7 @@ class Subject:
         return arrays | ({"L": self.array(L, fill=FENCE, dtype=exact)} if self.takes("L") else {})
 
     def cached(self, arrays: dict[str, Any], case: AttentionCase) -> dict[str, Any]:
-        """Return {role: array} for a cache of keys and values, and for the queries' own, which are not yet in it."""
+        """Return {role: array} for a cache, and for the queries' own keys and values, which it lacks."""
         N_q, ends = case.q.shape[2], {*case.options.get("key_lengths", [case.k.shape[2]])}
         if len(ends) > 1:
             raise NotExamined("new keys beside caches of several lengths")

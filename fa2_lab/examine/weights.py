@@ -322,7 +322,7 @@ def has_even_rows(x: Reading) -> bool:
 
 
 def describe_reads(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence if some keys, or their values, are read from another place, else ""."""
+    """Return a sentence that says which keys or values are read from wrong positions, or "" if none are."""
     tried: list[tuple[str, str, str]] = []
     for n, x in enumerate(x for x in readings if x.is_wrong):
         heads = np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)

@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, B_c: int = 4) -> dict:
-    """Return the arguments of draw(): N, the first row of the last tile, and the number of rows in a tile."""
+    """Return the arguments of draw(): the length N, the index of the last tile's first row, and the rows per tile."""
     return dict(N=N, first=(N - 1) // B_c * B_c, rows=B_c)
 
 

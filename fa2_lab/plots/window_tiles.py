@@ -1,4 +1,4 @@
-"""Diagram of the tiles that a window and the first keys need, and of the tiles that a causal loop visits."""
+"""Diagram of the tiles that are needed for a window plus the first keys, and of those that a causal loop visits."""
 
 import numpy as np
 
