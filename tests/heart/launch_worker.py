@@ -73,7 +73,7 @@ def calls(N: int, d: int = 64):
 
 for find in (dispatch.hopper_module, lambda direction, device: hopper[direction]):
     dispatch.hopper_module = find
-    for N in (1, 15, 16, 17, 64, 100, 128, 500, 2048, 2049):
+    for N in (1, 15, 16, 17, 64, 100, 128, 500, 512, 2048, 2049):
         clear_caches()
         calls(N)
     calls(128, d=48)

@@ -100,7 +100,7 @@ def compare(got, tensors, **options):
     q, k, v, dO = (x.detach().contiguous() for x in tensors)
     options["bias"] = options["bias"] and options["bias"][1]
     truth, torchs = dense_for(got[0], q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
-    digits = 2.0**-21 * truth[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
+    digits = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
     for name, a, t, b in zip(NAMES, got, truth[:5], torchs[:5], strict=True):
         if a is not None:
             rounding = max(1e-5, torch.finfo(q.dtype).eps, digits) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
+from fa2_lab.kernels.hopper.shared.host import even_l2_group, skips_last_quarter, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
 from fa2_lab.tiles import cdiv
@@ -69,11 +69,12 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
         order |= dict(v_in_registers=False)
         order |= dict(low_reg_schedule=USE_LOW_REG and not (deterministic and masked))
-        return BackwardConfig(128, 64 if d > 32 else 32, **order, skip_last_quarter=32 < d <= 48)
+        d_pad = 64 if d > 32 else 32
+        return BackwardConfig(128, d_pad, **order, skip_last_quarter=skips_last_quarter(d, d_pad))
     v_in_registers = not (masked or ragged or deterministic)
     dk_late = masked and N_q > 2048 and not USE_LOW_REG
     order = dict(dv_late=USE_LOW_REG and v_in_registers, dk_late=dk_late, last_first=False)
-    return BackwardConfig(64, 128, v_in_registers=v_in_registers, **order, skip_last_quarter=d <= 96)
+    return BackwardConfig(64, 128, v_in_registers=v_in_registers, **order, skip_last_quarter=skips_last_quarter(d, 128))
 
 
 # For small problems, the portable kernels are faster because the host needs 25 µs for their two launches but 40 µs for

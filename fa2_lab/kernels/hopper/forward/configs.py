@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
+from fa2_lab.kernels.hopper.shared.host import even_l2_group, skips_last_quarter, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_dim
 from fa2_lab.tiles import cdiv
@@ -180,9 +180,9 @@ def d_padded(d: int) -> int:
 
 
 def for_d(config: ForwardConfig, d: int) -> ForwardConfig:
-    """Return the configuration with the padding for head dimension d. At d_pad = 256, skip_last_quarter is untested."""
+    """Return the configuration with the padding for head dimension d."""
     d_pad = d_padded(d)
-    return replace(config, d_pad=d_pad, skip_last_quarter=d_pad <= 128 and 4 * d <= 3 * d_pad)
+    return replace(config, d_pad=d_pad, skip_last_quarter=skips_last_quarter(d, d_pad))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardConfig:
