@@ -162,7 +162,9 @@ def test_build_exercise_is_empty_and_its_solution_passes(chapter, build, tmp_pat
     reader = Reader(chapter, tmp_path)
     cells = reader.cells
     start = [k for k, cell in enumerate(cells) if "**Build.**" in cell.source][build]
-    checked = next(k for k in range(start, len(cells)) if re.search(r"^(check|check_\w+|judge_\w+)\(", cells[k].source, re.M))
+    checked = next(
+        k for k in range(start, len(cells)) if re.search(r"^(check|check_\w+|judge_\w+)\(", cells[k].source, re.M)
+    )
     check = cells[checked].source
     solution = re.search(r"```python\n(.*?)```", cells[checked + 1].source, re.DOTALL)[1]
     assert reader.run(*rests_on(cells, checked, check, solution), check).startswith("your turn")
