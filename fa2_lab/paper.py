@@ -341,7 +341,7 @@ def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
 
 
 def triton_file(algorithm: Algorithm) -> str | None:
-    """Return an algorithm's main Triton file, or None if this installation has none."""
+    """Return an algorithm's main Triton file, or None if there is none or it is not installed."""
     return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
@@ -379,7 +379,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Return every line of code in `folder` that carries the tag. Lines in the file `first` come before all others."""
+    """Return every line of code in `folder` that carries the tag, beginning with the lines in the file `first`."""
     if folder is None or not folder.is_dir():
         return ()
     found = [

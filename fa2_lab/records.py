@@ -16,13 +16,13 @@ LADDER_BASELINES = (
     "FlashAttention-3",
     "cuDNN",
     "fa2_lab",
-)  # rungs are compared with the first of these that was measured
+)  # the ladder's rungs are compared with the first of these that was measured
 COMPILE = "python -m fa2_studio.compiled"
 
 
 @dataclass
 class Measurement:
-    """One problem in one direction, with each implementation's measured value or the reason why it has none."""
+    """The measurements of one problem in one direction: each implementation's value, or the reason why it has none."""
 
     problem: dict
     direction: str
@@ -102,7 +102,7 @@ def from_dict(data: dict) -> Record:
 
 
 def ladder_baseline(names: Collection[str]) -> str:
-    """Return the implementation with which the ladder's rungs are compared: the first baseline found in `names`."""
+    """Return the implementation to compare the ladder's rungs with: the first of LADDER_BASELINES in `names`."""
     return next(name for name in LADDER_BASELINES if name in names)
 
 

@@ -29,7 +29,7 @@ from fa2_lab.api.packed import attention_packed
 
 NAME = "fa2_lab"
 TAKES = "it takes causal and bidirectional masks, sliding windows and padding on either side"
-REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eager` that are not supported here
+REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eager` that this module rejects
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Interval(masking_utils.BlockMask):
     left: int | None  # columns visible to the left of the diagonal, as in attention(window=…); None means all
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
-    first: list[int] | None = None  # index of each batch entry's first key, if padded on the left
+    first: list[int] | None = None  # index of each batch entry's first key, if any entry is padded on the left
     lengths: Tensor | None = None  # number of keys per batch entry, if followed by padding or unused cache slots
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
@@ -65,7 +65,7 @@ class Interval(masking_utils.BlockMask):
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
-        """Return the mask with its tensors moved to `device`, because a model's layers may be on several devices."""
+        """Return the mask with its tensors moved to `device`. A model's layers may be spread over several devices."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -104,7 +104,7 @@ def interval(
             sequences = sequences_of(part[1])
         elif part[0] == "sliding_window_overlay":  # a window of w columns includes the diagonal
             left = part[1] - 1
-        else:  # a bidirectional window of w columns on each side, which do not include the diagonal
+        else:  # a bidirectional window of w columns on each side of the diagonal
             left = right = part[1]
     keys, kv_offset, size = kv_length, int(kv_offset), (batch_size, 1, q_length, kv_length)
     if causal or left is not None:  # the last row's diagonal is at the last key
@@ -143,7 +143,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return a list of the masks that mask_function intersects, each as (name, the value that it was created with).
+    """Return the masks that mask_function intersects, as a list of (name, value with which the mask was created).
 
     A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """
@@ -183,8 +183,8 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
     """Return, for each batch entry, the index of the first real key and the number of real keys.
 
-    The first result is None if no entry has padding on the left. The second is None if no entry has padding on the
-    right.
+    The first result is None if no batch entry has padding on the left. The second result is None if none has padding on
+    the right.
     """
     if attention_mask is None:
         return None, None

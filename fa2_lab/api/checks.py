@@ -29,7 +29,7 @@ NO_TRANSFORMS = (
 LARGEST_SCALE = 1e30  # keeps scaled scores finite in fp32, the kernels' precision, as long as q · k is below 10⁸
 LARGEST_SINK = 1e38  # limit on the kernels' quotient sink / softcap or, without a softcap, sink / scale
 MOST_SPLITS = 256
-# The kernels divide sinks and biases by the scale. If the scale is below this bound, the scale is folded into q
+# The kernels divide sinks and biases by the scale. If the scale is below this bound, q is multiplied by the scale
 # instead, so that the quotients stay finite.
 SMALLEST_DIVISOR = 1e-10
 
@@ -315,11 +315,11 @@ def check_scale(scale: float) -> None:
 
 
 def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """Return equivalent q and Options with a nonnegative scale, as the kernels require.
+    """Return q and Options that give the same result with a nonnegative scale, as the kernels require.
 
     The kernels compute a row's maximum before they apply the scale, so if the scale is negative, both q and the scale
     are negated. The kernels also divide sinks and biases by the scale in fp32, so with sinks or a bias, a tiny scale is
-    folded into q.
+    multiplied into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
@@ -336,7 +336,7 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
 
 
 def check_transforms(*gradients: Tensor | None) -> None:
-    """Raise an error inside torch.vmap or torch.func, or if torch.vmap has batched a gradient.
+    """Raise an error inside a transform of torch.func, or if torch.vmap has batched a gradient.
 
     The kernels require tensors backed by memory, but inside such a transform, tensors have none.
     """
@@ -379,15 +379,16 @@ def runs_on_triton(backend: str, device: str) -> bool:
     return not why
 
 
-# torch.compiler.assume_constant_result does the same, but would first spend two seconds loading torch's compiler.
+# torch.compiler.assume_constant_result would also set this mark, but it first spends two seconds loading torch's
+# compiler.
 runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
     """Return whether torch is tracing this call rather than running it, so that the call must use a custom operator.
 
-    torch traces calls under torch.compile and torch.export, and calls on fake tensors. Calls on meta tensors and tensor
-    subclasses also count as traced.
+    torch traces calls under torch.compile and torch.export, and calls on fake tensors. The function also returns True
+    for meta tensors and tensor subclasses.
     """
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):

@@ -62,7 +62,7 @@ def run_checked(
     if is_traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *to_op_args(options))
         return (O, L) if return_lse else O
-    if key is None or not q_unchanged:  # do not keep this call, because a prepared call passes q unchanged
+    if key is None or not q_unchanged:  # a prepared call would pass q unchanged, so do not keep this one
         return PreparedCall(partial(forward, options=options), options, return_lse)(tensors)
     run = (
         partial(reference.forward, options=options)
@@ -75,7 +75,8 @@ def run_checked(
 class PreparedCall(NamedTuple):
     """A call whose arguments have passed all checks and whose kernels are ready to launch.
 
-    Calling it with tensors that have the same key (see api/options.py) returns O, or (O, L) if return_lse is set.
+    Calling it returns O, or (O, L) if return_lse is set. The tensors passed must have the same cache key (see
+    api/options.py) as those that were checked.
     """
 
     forward: Callable
@@ -149,7 +150,7 @@ OP_OPTIONS = [name for name in Options._fields if name != "bias"]  # the options
 
 
 def schema() -> str:
-    """Return a custom operator's argument list: the fields of Tensors, and those of Options except the bias."""
+    """Return a custom operator's argument list: the fields of Tensors and, except the bias, of Options."""
     defaults = {name: f"={value}" for name, value in Options._field_defaults.items()}
     fields = [f"{TYPES[hint]} {name}" for name, hint in get_type_hints(Tensors).items()]
     types = get_type_hints(Options)
@@ -160,8 +161,8 @@ def schema() -> str:
 def to_op_args(options: Options) -> Sequence:
     """Return the fields of `options` in the order of a custom operator's arguments.
 
-    `in_custom_op` is set to True. Raise an error if there is a bias, because a custom operator cannot take a function
-    as an argument.
+    The field `in_custom_op` is set to True. Raise an error if there is a bias, because a custom operator cannot take a
+    function as an argument.
     """
     if options.bias is not None:
         raise ValueError(bias.NOT_TRACEABLE)

@@ -10,11 +10,11 @@ cu_seqlens_k  int32 (batch + 1,): the cumulative key lengths, from 0 to total_k.
 No row sees a key of another sequence, and nothing is padded or copied.
 
 On a CPU, the call raises an error if the cumulative lengths do not begin at 0, if they decrease, or if they do not end
-with the number of rows. On a GPU, their values are not checked, because reading them would mean waiting for the GPU.
-Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range. Rows after the last entry see
-no keys, but they do see the sinks, so their L equals the sink, and gradients of L flow to it. If the entries decrease,
-the results on a GPU are meaningless, but the call still terminates, and it reads and writes only its own tensors. In
-that case, the deterministic Hopper backward returns NaN in dQ.
+with the total number of rows or keys. On a GPU, their values are not checked, because reading them would mean waiting
+for the GPU. Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range. Rows after the
+last entry see no keys, but they do see the sinks, so their L equals the sink, and gradients of L flow to it. If the
+entries decrease, the results on a GPU are meaningless, but the call still terminates, and it reads and writes only its
+own tensors. In that case, the deterministic Hopper backward pass returns NaN in dQ.
 """
 
 from collections.abc import Callable
@@ -83,8 +83,8 @@ def attention_packed(
 def has_dominant_sequence(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
     """Return whether the longest sequence requires more work than all others combined.
 
-    The other sequences are assumed to have equal lengths. max_seqlen_q is used only for this decision, so batches whose
-    longest sequences have different lengths can reuse the same prepared kernels.
+    The function assumes that the other sequences have equal lengths. max_seqlen_q is used only for this decision, so
+    batches whose longest sequences have different lengths can reuse the same prepared kernels.
     """
     longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:

@@ -110,7 +110,7 @@ def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]
 
 
 def with_at_least_one_key(tensors: Tensors) -> Tensors:
-    """Return `tensors`, but with one masked key if there are no keys, because the reference needs at least one key."""
+    """Return `tensors`, with one masked key added if there are no keys. The reference needs at least one key."""
     if tensors.k.shape[2]:
         return tensors
     k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))
@@ -119,7 +119,7 @@ def with_at_least_one_key(tensors: Tensors) -> Tensors:
 
 
 def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return the keyword arguments for heads.forward() and heads.backward(), other than the arrays."""
+    """Return the call's options as keyword arguments for heads.forward() and heads.backward()."""
     kwargs: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     kwargs["dropout_p"] = options.dropout_p
     if options.has_window:
