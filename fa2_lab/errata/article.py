@@ -1,4 +1,4 @@
-"""Mistakes in the "article on FA2" that SOURCES lists."""
+"""Mistakes in the article that errata.SOURCES lists as "article on FA2"."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -171,7 +171,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return, for each warp, the set of K and V elements that it reads if the warps divide `split` ("Q" or "K")."""
+    """Return the set of K and V elements that each warp reads, as a list, if the warps divide `split` ("Q" or "K")."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

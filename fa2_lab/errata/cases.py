@@ -73,7 +73,7 @@ class Small:
 
 
 class TwoBlocks:
-    """The papers' two-block example, in which the keys are split into two blocks, with m and ℓ after each block."""
+    """The papers' example of keys that are split into two blocks, with m and ℓ after each block."""
 
     def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O

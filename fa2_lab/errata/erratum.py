@@ -28,7 +28,7 @@ class Erratum:
     met: str = ""  # GitHub threads that report the mistake: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
-        """Return whether the error of `result` is within the tolerance. The result is False if the error is NaN."""
+        """Return whether the error of `result` is within the tolerance, or False if the error is NaN."""
         return bool(self.error(result) <= self.tolerance)
 
 

@@ -67,7 +67,7 @@ def largest_block(backward: bool) -> int:
 def misfit(B: int, backward: bool) -> float:
     """Return how far B is from the largest block that fits on chip, as a fraction of M, or 0 if B is that block.
 
-    If B is larger, the result is the overflow; if smaller, the memory that a step with B + 1 would leave unused.
+    If B is too large, the result is the overflow. If B is too small, it is the memory that B + 1 would leave unused.
     """
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP
@@ -155,7 +155,10 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Return the output of a row whose first tile is fully masked. The exponentials use m_for_exp(m) instead of m."""
+    """Return the output of a row whose first tile is fully masked.
+
+    The exponentials use m_for_exp(m) in place of the row maximum m.
+    """
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):

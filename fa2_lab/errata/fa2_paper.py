@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Return a scalar loss for the output O. Any other loss would work as well."""
+    """Return a scalar loss for the output O, chosen arbitrarily."""
     return float((CASE.dO * O).sum())
 
 
@@ -200,7 +200,7 @@ BLOCK_INDEX = Erratum(
 
 
 def gradients_with(D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return dQ and dK, computed from dS = P ∘ (dP − D) with the given D."""
+    """Return the dQ and dK that result from dS = P ∘ (dP − D) with the given D."""
     dS = SQUARE.P * (SQUARE.dO @ SQUARE.V.T - D)
     return SQUARE.tau * dS @ SQUARE.K, SQUARE.tau * dS.T @ SQUARE.Q
 
@@ -268,7 +268,7 @@ DQ_RACE = Erratum(
     "paper does use atomic adds, but the algorithm does not mention them.",
     instead="Add atomically, or compute dQ in a separate pass with rows in the outer loop.",
     met="Dao-AILab/flash-attention #1245, #1496",
-    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # every worker starts from 0, so only the last sum remains
+    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # workers start from 0, so only the last worker's sum remains
     right=lambda: CASE.computed(output="dQ"),
     error=lambda dQ: distance(dQ, CASE.dQ),
     tolerance=1e-7,

@@ -69,7 +69,10 @@ def shaped_like_q(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
 
 
 def one_per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Return the named vectors, such as l, m or L, as float64 arrays. Each must have one entry per row of Q."""
+    """Return the named vectors, such as l, m or L, as float64 arrays with one entry per row of Q.
+
+    Raise an error if a vector has a different length.
+    """
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 

@@ -89,8 +89,8 @@ def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
     """Return the mask that a sequential generator draws, tile by tile, in the loop order of "fa1" or "fa2".
 
-    The masks of the two loop orders differ. This is the weakness of sequential generators: the backward pass can
-    reproduce the mask of the forward pass only if both passes process the tiles in the same order.
+    The two loop orders give different masks. With a sequential generator, the backward pass can therefore reproduce the
+    mask of the forward pass only if both passes process the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

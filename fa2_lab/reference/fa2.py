@@ -129,7 +129,7 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute O and L of one head, with each row block's keys split among several workers.
+    """Compute O and L of one head, with the keys of each row block split among several workers.
 
     The keys are cut into `splits` shares of consecutive column blocks. Each worker computes the partial result (O, L)
     of one share. Once all shares are done, the partial results are merged. The split-KV decode kernel instead assigns

@@ -130,7 +130,7 @@ def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return the number of keys in each batch entry as a list, or a list of Nones if key_lengths is None."""
+    """Return each batch entry's number of keys as a list. If key_lengths is None, each element of the list is None."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)
@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return one entry per query head: its sink, or None if it has no sink or a sink of −∞."""
+    """Check the sinks, and return a list of each query head's sink, with None if a head has no sink or a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -41,12 +41,12 @@ def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
 
 
 def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Return D_i = Σ_j P_ij dP_ij for every row i. The sum runs over N_k products per row."""
+    """Return D_i = Σ_j P_ij dP_ij for every row i. Each sum has N_k terms."""
     return (P * dP).sum(axis=1)
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """Return D_i = do_i · o_i for every row i. D_i equals Σ_j P_ij dP_ij, but needs only d products per row."""
+    """Return D_i = do_i · o_i for every row i. This dot product equals Σ_j P_ij dP_ij, but it has only d terms."""
     return (dO * O).sum(axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Softmax over keys that arrive in blocks: a state with three fields, and the operations on it.
+"""Softmax over keys that are processed in blocks: a state with three fields, and the operations on this state.
 
 The same operation, `merge`, combines results across loop iterations, across the warps of a thread block, across key
 splits on one GPU, and across the GPUs in a ring.
@@ -86,7 +86,7 @@ class SoftmaxState:
 
 
 def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState:
-    """Return the state after all blocks, processed one after another as in FlashAttention.
+    """Return the softmax state after processing all blocks one after another, as in FlashAttention.
 
     A block is (s, v): the scores (B_r, B_c) and the values (B_c, d).
     """

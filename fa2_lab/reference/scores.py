@@ -38,9 +38,10 @@ def transform_scores(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
 
 
 def transform_scores_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the gradient of the input of transform_scores(), given its output s and the gradient ds of that output.
+    """Return the gradient with respect to the input of transform_scores(), given its output s and the gradient ds.
 
-    Pass s before it is masked, because the slope of the cap, 1 − (s/c)², would be wrong for a masked score of −∞.
+    ds is the gradient with respect to s. Pass s before it is masked, because the slope of the cap, 1 − (s/c)², would be
+    wrong for a masked score of −∞.
     """
     c = options.softcap
     return ds if c is None else ds * (1 - (s / c) ** 2)
