@@ -15,7 +15,7 @@ import fa2_lab
 
 TORCH = "2.11", "2.15"  # the oldest and the newest tested versions
 OLDEST_GPU = 8.0  # the lowest compute capability whose tensor cores Triton can use
-FINE = "Nothing is wrong"  # the beginning of the advice if there is nothing to fix
+FINE = "Nothing is wrong"  # the advice begins with these words if there is nothing to fix
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def inspect_environment() -> Environment:
         asked=asked,
         untested=untested(torch, triton, triton_versions.TESTED),
     )
-    if torch and here["gpu_node"]:  # importing torch takes a second
+    if torch and here["gpu_node"]:  # graphics() imports torch, which takes a second
         here |= graphics()
     if number(torch) and number(torch) < number(TORCH[0]):
         here["misfit"] = f"torch {torch} is too old: pip install 'torch>={TORCH[0]}'"
@@ -130,7 +130,7 @@ def serving(environment: Environment) -> dict[str, str]:
     return served
 
 
-# What the Environment means -----------------------------------------------------------------------------------
+# Advice on the environment ------------------------------------------------------------------------------------
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return the installed versions of torch and Triton with which the kernels were not tested, or "" if all were.
+    """Return which of the installed versions of torch and Triton the kernels were not tested with, or "" if none.
 
     `versions` lists the tested versions of Triton.
     """
@@ -152,7 +152,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Return a text that states whether Triton's interpreter is on, and why."""
+    """Return "on" or "off" for Triton's interpreter, followed by the reason."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:

@@ -89,7 +89,10 @@ def main(argv: list[str]) -> int:
 
 
 def report_to(parent: Connection, a: argparse.Namespace) -> None:
-    """Examine the function. Send (case, "", 0) before each call, and finally ("", report text, exit code)."""
+    """Examine the function that the arguments `a` name, and send messages to the process at the other end of `parent`.
+
+    A message (case, "", 0) precedes each call of the function. The last message is ("", report text, exit code).
+    """
     try:
         parent.send(("", *examined(a, lambda case: parent.send((f"{case.group} ({case})", "", 0)))))
     except ValueError as refusal:

@@ -86,13 +86,13 @@ PICTURES = {  # {picture: chapter that shows it}
     "block_budget": "A_lanes",
     "rounding_bias": "D_numbers",
 }
-MOVING = {  # {animated picture: how it is made}
+MOVING = {  # {animated picture: how to change it}
     "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version. For "
     "posting, there is also a [GIF](hero.gif).",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as a "
     "[GIF](climb_loop.gif).",
 }
-PHONE = "narrow"  # the folder with the same pictures, drawn for a phone
+PHONE = "narrow"  # the subfolder for the narrow versions of the pictures, which are drawn for phones
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
@@ -111,7 +111,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def with_source(figure: Figure, alt: str) -> bytes:
-    """Return the figure as SVG, with a last line that names the project, its licence and, if measured, the GPU."""
+    """Return the figure as SVG, whose last line names the project, its licence and, for measurements, the GPU."""
     gpu = re.search(r"NVIDIA \w+", figure.get_label())
     return style.svg(figure, alt, "fa2_lab, CC BY 4.0" + (f", measured on an {gpu[0]}" if gpu else ""))
 
@@ -141,7 +141,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the pictures to draw: those in `names` or, without names, all. Raise an error for an unknown name."""
+    """Return the names of the pictures to draw: `names`, or all if it is empty. Raise an error for an unknown name."""
     pictures = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(pictures)
     if unknown:

@@ -10,7 +10,10 @@ NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none arou
 
 
 def checkout(what: str) -> Path:
-    """Return the root of the checkout that contains this package, or raise an error saying that `what` needs one."""
+    """Return the root of the checkout that contains this package. Raise an error if there is none.
+
+    The error message says that `what` needs a checkout.
+    """
     if not (ROOT / "pyproject.toml").is_file():
         raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT
@@ -31,7 +34,7 @@ def check_writable(folder: Path, what: str) -> None:
     """Raise an error if the results of `what` cannot be written to a folder. Call this before doing the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have deleted it
+        write(folder / f".{what}", "").unlink(missing_ok=True)  # a concurrent run may already have deleted the file
     except OSError as failure:
         raise ValueError(f"{what}: cannot write into {folder} ({failure.strerror}); nothing was done") from failure
 

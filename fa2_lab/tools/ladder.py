@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"rungs: got {len(arguments.rungs)}; it takes none, one or two, and one with --run")
     names = [ladder.find(rung) for rung in arguments.rungs]
     if arguments.run:
-        from fa2_lab.tools import rung_check  # imported only here because it loads torch, which the tables do not need
+        from fa2_lab.tools import rung_check  # imported only here, because it loads torch, which the tables do not need
 
         rung_check.alone(names[0])
         return 0
@@ -55,7 +55,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """One row of the table, for a rung or for another implementation, such as cuDNN.
+    """One row of the ladder's table, for a rung or for another implementation, such as cuDNN.
 
     `change` holds the speedups over the previous rung. It is empty for the first rung and for other implementations.
     """
@@ -82,7 +82,7 @@ def climbs(name: str) -> bool:
 
 
 def before(name: str) -> str:
-    """Return the name of the previous rung."""
+    """Return the name of the rung before `name`."""
     return ladder.RUNGS[ladder.RUNGS.index(name) - 1]
 
 
@@ -92,7 +92,7 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return "a/b": a rung's compiled property, such as "registers", without a mask (a) and with a causal mask (b)."""
+    """Return a compiled rung's property, such as "registers", as "a/b": a without a mask, b with a causal mask."""
     facts = [reasons.compiled_rungs().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
@@ -106,14 +106,14 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Return the rows of the table: all rungs, followed by the other implementations."""
+    """Return the rows of the ladder's table: all rungs, followed by the other implementations."""
     values = unmasked(results).values
     peer = ladder_baseline(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
-    """Return a paragraph that explains the columns of the table."""
+    """Return a paragraph that explains the columns of the ladder's table."""
     row = unmasked(results)
     peer = ladder_baseline(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
@@ -131,7 +131,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the table as text. If a prediction is off by more than 10%, the reason follows below the table."""
+    """Return the ladder's table as text, followed by the reason for each prediction that is off by more than 10%."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -146,7 +146,7 @@ def table(results: Record) -> str:
 
 
 def claim(results: Record) -> str:
-    """Return a clause that sums up the whole ladder."""
+    """Return a clause that compares the speeds of the first and the last rung with that of the ladder's baseline."""
     row = unmasked(results)
     peer, climbed = ladder_baseline(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
@@ -155,7 +155,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """Return the lines of the table in Markdown, inside a collapsed <details> element."""
+    """Return the lines of the ladder's table in Markdown, inside a collapsed <details> element."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -185,7 +185,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return text about the change from rung `old` to `new`: the old limit, the hypothesis and the speedups."""
+    """Return text about the change from rung `old` to `new`: what limits `old`, the hypothesis, and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -207,9 +207,10 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Return a Markdown table of several changes.
+    """Return a Markdown table with one row for each of the named rungs.
 
-    Each keyword argument names a rung and a counter. For example, r05="L2 bytes" adds rung 05 with its L2 bytes.
+    Each keyword argument is a rung and the hardware counter to show for it. For example, r05="L2 bytes" adds a row for
+    rung 05 with its L2 bytes.
     """
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]

@@ -72,7 +72,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the tour, which has one row in the table.
+    """One stage of the tour, shown as one row of the tour's table.
 
     `run(trace)` returns a list of pairs (computed, expected). It is called `runs` times, and the last call is timed.
     """
@@ -236,7 +236,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Return one row of the table, which is at most 80 columns wide unless a stage's note does not fit."""
+    """Return one row of the tour's table, which is at most 80 columns wide unless the stage's note is too long."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace
@@ -255,7 +255,7 @@ def short(n: int) -> str:
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
-    """Run all stages, and print a table of the outcomes and what to do next. Return 1 if any stage fails, else 0."""
+    """Run all stages, print their outcomes as a table, and say what to do next. Return 1 if any stage fails, else 0."""
     print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed here so that no stage's time includes it

@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
     lines: dict[str, list[str]]  # {"file.py:line": instructions compiled from this line}
 
     def misfit(self) -> str | None:
-        """Return the reason why the chip could not run the kernel, or None if it can."""
+        """Return the reason why the chip cannot run the kernel, or None if it can."""
         shared, room = self.numbers["shared"], 1024 * ROOM[self.chip]
         if shared <= room:
             return None
@@ -104,11 +104,11 @@ def chip_of(name: str) -> str:
 def reason(complaint: str) -> str:
     """Return the line of an error message that gives the reason.
 
-    If the message contains an error from the assembler, return that line, and otherwise the last line. If the last line
-    only marks a position in a kernel, return the first error together with that position.
+    This line is the assembler's error, if there is one, and otherwise the last line. If the last line only marks a
+    position in a kernel, return the first error together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
-    if lines[-1].strip() == "^":  # Triton's message ends with a line of the kernel, below the first error
+    if lines[-1].strip() == "^":  # Triton's message ends with a line of the kernel, which follows the first error
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
         place = next(n for n, line in enumerate(lines) if line.strip() == "^") - 1
         lines.append("; ".join([*words, f"it stops at `{lines[place].strip()}`"]))
@@ -116,7 +116,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the full name of a kernel, or of a rung such as "09", from names(). For a file, return its full path."""
+    """Return the name that names() lists for a kernel, or for a rung such as "09". For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

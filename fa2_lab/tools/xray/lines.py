@@ -24,7 +24,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
     here, inlined, product = None, False, None
     for line in offline.read(cubin)[1].splitlines():
         if mark := MARK.search(line):
-            if not inlined:  # the first annotation names the line itself, and the later ones its callers
+            if not inlined:  # the first annotation names the line itself, and later ones name its callers
                 here = f"{Path(mark[1]).name}:{mark[2]}"
             inlined = bool(mark[3])
         elif here and (instruction := INSTRUCTION.match(line)):

@@ -22,7 +22,7 @@ launched, asked = dict[str, Any](), dict[str, Any]()  # {kernel name: compiled k
 
 
 def compile_only(run: Callable) -> Callable:
-    """Return a substitute for JITFunction.run that compiles a kernel into `launched` but does not run it."""
+    """Return a substitute for JITFunction.run that only compiles a kernel, and stores it in `launched`."""
 
     def compiled(self: Any, *arguments: Any, grid: Any, warmup: Any, **options: Any) -> None:
         launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call a pass of `name` (a rung, a package kernel or a file), with q in place of every tensor."""
+    """Call a pass of `name` (a rung, a package kernel or a file), passing q in place of every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":
@@ -77,7 +77,7 @@ def main(job: dict) -> list[list[dict]]:
     """Compile a call once for each entry of job["launches"], and return one list of kernels per entry."""
     chip = job["chip"]
     offline.compile_for(chip)
-    triton_versions.add_newest_names()  # the user's file may also use them
+    triton_versions.add_newest_names()  # a user's file may use the names of the newest Triton
     properties: Any = SimpleNamespace(multi_processor_count=SMs)
     torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)
