@@ -63,7 +63,7 @@ def check_timeout(timeout: float) -> float:
 # Agreement ----------------------------------------------------------------------------------------------------
 
 GLOO_GROUPS: dict[tuple, dist.ProcessGroupGloo | None] = {}  # {(group, seconds): gloo group, or None if broken}
-AGREEMENTS: dict[dist.ProcessGroup, int] = defaultdict(int)  # {group: matching calls so far}
+AGREEMENTS: dict[dist.ProcessGroup, int] = defaultdict(int)  # {group: number of matching calls so far}
 
 
 class Exchange:
@@ -110,13 +110,13 @@ class Exchange:
 
 
 def ranks_by_value(values: Sequence) -> str:
-    """Return text that lists the ranks by value, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return text that lists the ranks that have each value, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     distinct = [x for n, x in enumerate(values) if x not in values[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(values) if y == x)}: {x!r}" for x in distinct)
 
 
 def encode_header(header: dict) -> torch.Tensor:
-    """Return a header as a byte tensor of fixed length, ready to be sent."""
+    """Return a header encoded as a byte tensor of fixed length, ready to be sent."""
     text = json.dumps(header).encode()
     if len(text) > HEADER_BYTES:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER_BYTES // 8])).encode()
@@ -125,7 +125,10 @@ def encode_header(header: dict) -> torch.Tensor:
 
 @contextmanager
 def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Send any error from the `with` block, in which this rank checks its arguments, to all ranks, and re-raise it."""
+    """Send an error raised in the `with` block to all ranks, and raise it again.
+
+    In the block, this rank checks its arguments.
+    """
     try:
         yield
     except Exception as refusal:
@@ -151,7 +154,7 @@ def explaining_lost_ranks(group: dist.ProcessGroup, timeout: float) -> Iterator[
 
 
 def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group for the ranks of `group` and this timeout. The first call creates it.
+    """Return the gloo group for the ranks of `group` and this timeout, and create it in the first such call.
 
     Ranks outside `group` need not call this function.
     """
@@ -165,7 +168,7 @@ def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGlo
 
 
 def check_no_rank_lost(group: dist.ProcessGroup, timeout: float) -> None:
-    """Raise an error if an earlier call on this group has lost a rank, because its gloo group is then unusable."""
+    """Raise an error if a rank was lost in an earlier call on this group. The gloo group is then unusable."""
     if GLOO_GROUPS.get((group, timeout), "not made yet") is None:
         raise RuntimeError(
             f"fa2_lab.distributed: rank {dist.get_rank(group)} of {dist.get_world_size(group)} has lost another rank "

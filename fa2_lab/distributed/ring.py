@@ -41,7 +41,7 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile, cdiv
 
-MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; heads beyond it are sent later, so that buffers stay small
+MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; any further heads are sent later, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:
@@ -144,7 +144,7 @@ def call_header(
 class RingCall:
     """One rank's call to ring_attention().
 
-    Until the ranks have compared their calls, `lengths` is empty and `call_number` is 0.
+    `lengths` is empty and `call_number` is 0 until the ranks have compared their calls.
     """
 
     group: dist.ProcessGroup
@@ -221,7 +221,7 @@ def counting() -> Iterator[Counter]:
 def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
     """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own block.
 
-    While the caller uses a block, the next one is transferred.
+    The next block is transferred while the caller uses the current one.
     """
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
@@ -305,7 +305,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, tile: ShardTile, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the contributions of the queries and keys in `tile` to dQ, dK and dV, or None if `tile` is empty."""
+    """Return what the queries and keys in `tile` contribute to dQ, dK and dV, or None if `tile` is empty."""
     if tile.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, tile.queries] for x in (dO, q, O, L))
@@ -381,10 +381,10 @@ def all_heads_backward(
 
 
 def head_chunks(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Divide the heads into groups whose K and V fit into one message, and return a pair of slices per group.
+    """Divide the heads into groups whose K and V fit into one message, and return a list with a pair for each group.
 
-    Each pair is (a slice of q's heads, the slice of their K/V heads). The slices are the same on all ranks, because
-    they depend on the length of the longest shard, not on the length of this rank's shard.
+    A pair is (slice of q's heads, slice of their K/V heads). The slices are the same on all ranks, because they depend
+    only on the length of the longest shard, not on the length of this rank's shard.
     """
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
