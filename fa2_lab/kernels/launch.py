@@ -116,7 +116,7 @@ def addresses(tensors: Any) -> list[int]:
 def shape(X: torch.Tensor) -> tuple[int, ...]:
     """Return the shape of X as (batch, heads, N, d).
 
-    Packed sequences of shape (tokens, heads, d) count as the rows of a single batch entry.
+    Packed sequences of shape (tokens, heads, d) are treated as the rows of a single batch entry.
     """
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
@@ -187,7 +187,7 @@ def dropout_rule(p: float) -> DropoutRule:
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Return a context manager that makes the GPU of Q current, as Triton requires during a launch."""
+    """Return a context manager that makes Q's GPU the current device, as Triton requires during a launch."""
     if not Q.is_cuda:
         return interpreter.LOCK
     if Q.get_device() == torch.accelerator.current_device_index():

@@ -26,7 +26,7 @@ EMPTY_GRID = 0, 1, 1  # a grid without programs
 
 
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptors: int = 0, n_pointers: int = 0) -> Any:
-    """Return a function of (stream, addresses) that launches the kernel `compiled`, or None if that is impossible.
+    """Return a function of (stream, addresses) that launches the kernel `compiled`, or None if this fails.
 
     The first `n_descriptors` of the kernel's arguments are tensor descriptors, and the next `n_pointers` arguments are
     pointers. All other arguments are the same in every launch.

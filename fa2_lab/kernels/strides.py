@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def needs_copy(x: Tensor | None) -> bool:
-    """Return whether kernels need a copy of x because its rows are not contiguous or a negation is pending."""
+    """Return whether kernels need a copy of x because its rows are not contiguous or torch has yet to negate it."""
     if x is None:
         return False
     strided = x.stride(-1) != 1 and x.shape[-1] > 1

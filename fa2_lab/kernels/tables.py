@@ -58,7 +58,7 @@ HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
-        # with 128 registers, four programs fit on an SM; with 132, only three do, which is 10% slower
+        # with 128 registers per thread, four programs fit on an SM; with 132, only three fit, which is 10% slower
         64: (64, 64, 4, 3, 128, USE_LOW_REG),
         128: (64, 64, 4, 3),
         256: (128, 32, 8, 2, None, USE_LOW_REG),
@@ -67,7 +67,7 @@ HOPPER = dict(
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
-        # 64 × 128 is 12% faster than 32 × 128, even with grouped heads, although it then spills 14 registers
+        # tiles of 64 × 128 are 12% faster than 32 × 128, even with grouped heads, for which they spill 14 registers
         128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
         256: (32, 64, 8, 2),
     },
@@ -113,7 +113,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1
 
 
 def chip_tables() -> dict:
-    """Return the tables for the GPU's chip family or, if TRITON_OVERRIDE_ARCH is set, the family that it names."""
+    """Return the tables for the GPU's chip family or, if TRITON_OVERRIDE_ARCH is set, for the family that it names."""
     target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA

@@ -175,7 +175,7 @@ def speed_up_interpreter() -> None:
         def replace_once(function: Any) -> Any:
             """Patch Triton's functions, unless a caller has already done so. Return an object that restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
-            first = not seen or any(is_builtin(module.load) for module in seen)  # true if `load` is still Triton's own
+            first = not seen or any(is_builtin(module.load) for module in seen)  # true if `load` is still the original
             return replace_all(function) if first else empty_scope()
 
         @wraps(numpy_dtype)

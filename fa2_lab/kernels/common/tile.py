@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(), rewritten to tell the compiler if they are all multiples of 8."""
+    """Return the strides from launch.all_strides(). If all are multiples of 8, show this to the compiler."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -270,7 +270,7 @@ def row_bounds(col, N_q, N_k, length, window):
 
 @triton.jit
 def in_row_bounds(begin, end, row, window):
-    """Return whether row `row` is in begin:end, the rows that see a column. If there is no left bound, ignore `end`."""
+    """Return whether row `row` is in begin:end, the rows that see a column. Without a left bound, `end` is ignored."""
     return row >= begin if window[0] is None else (begin <= row) & (row < end)
 
 
@@ -295,7 +295,7 @@ def column_ranges(i, N_q, N_k, length, window, const):
 
 @triton.jit
 def row_ranges(col, N_q, N_k, length, window, const):
-    """Return the rows that must be processed for the column block at column `col`, as two RowSpans.
+    """Return the rows that must be processed for the column block starting at column `col`, as two RowSpans.
 
     The first RowSpan covers the rows whose tiles need a mask. The second covers the rows that see all of the block's
     columns.

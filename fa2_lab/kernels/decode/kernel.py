@@ -68,7 +68,7 @@ class DecodeSizes(NamedTuple):
     pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
     left: int  # number of columns that a row sees to the left of its diagonal, or None for no limit
-    right: int  # number of columns to the right of the diagonal, or 0 for the causal mask
+    right: int  # number of columns to the right of the diagonal (0 for the causal mask), or None for no limit
 
 
 # Without this list, Triton would recompile the kernels whenever one of these numbers becomes 1 or a multiple of 16. The
@@ -211,8 +211,8 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     `keys` consists of the first key that any row of the block sees and the number of real keys. `bounds` is (begin,
     end), the bounds of the columns that each row sees. `sink` contains each row's sink, or is None.
 
-    If B_r is 16, there are enough registers for one partial row sum per column. Then the warps, which own different
-    columns, exchange row sums only once, after the loop.
+    If B_r is 16, there are enough registers for one partial row sum per column. In this case, the warps, which
+    own different columns, exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = const.B_r == 16
     o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5

@@ -33,7 +33,7 @@ MERGE_WIDTH = 32  # columns of O per program in the merge kernel
 
 
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
-    """Return whether the decode kernels are the fastest choice.
+    """Return whether the decode kernels are the fastest choice for Q and K of these shapes.
 
     This is the case if each K/V head has few query rows, or if it has up to 64 query rows and the cache is long. If
     num_splits is given, however, the choice must not depend on the number of keys. N_k is the length of the longest

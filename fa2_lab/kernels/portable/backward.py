@@ -85,7 +85,7 @@ class BackwardScalars(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load the elements of X (L or D) that belong to the rows `row` of a head."""
+    """Load the elements of X (L, dL or D) that belong to the rows `row` of a head."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     # Summing over a dimension of size 1 leaves the values unchanged, but makes Triton load each value once per block
@@ -101,7 +101,7 @@ def mask_empty_rows(L_i, row, N_q):
 
 @triton.jit
 def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Recompute a tile's P from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
+    """Recompute a tile's P from L_i. Return P, and the scores after the softcap but before the scale and the bias b_ij.
 
     The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. L_i, b_ij and
     `visible` have the tile's shape or broadcast to it.
@@ -156,7 +156,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry. For packed sequences, it would be a row, but these calls do not support dropout.
+        # q_base is the batch entry because calls with packed sequences, where it is a row, do not support dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -224,8 +224,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j is the sum over all query heads in the group, so one multiplication suffices only because all heads share the
-    # scale τ.
+    # dk_j is already the sum over all query heads in the group. All of them share the scale τ, so one multiplication
+    # is enough.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -358,7 +358,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments that both passes share, except sizes: the window, the scalars and the bias."""
+    """Return the keyword arguments, other than sizes, that both passes share: the window, the scalars and the bias."""
     scales = make_scales(options.scale, options.softcap)
     scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

@@ -37,12 +37,12 @@ class BiasContext(NamedTuple):
     """The head and the diagonal, which a bias needs in addition to the row and the column."""
 
     head: tl.tensor
-    # The column of row 0's diagonal. This number is added to row indices before they are passed to a bias.
+    # the column of row 0's diagonal, which is added to row indices before they are passed to a bias
     diagonal: tl.tensor
 
 
 class RowBlock(NamedTuple):
-    """A row block's rows, the columns begin:end that each row sees and, in the backward pass, the rows' L and D."""
+    """A row block's rows, the columns begin:end that each row sees, and each row's L and D in the backward pass."""
 
     row: tl.tensor  # (B_r,)
     begin: tl.tensor  # (B_r, 1)
@@ -53,7 +53,7 @@ class RowBlock(NamedTuple):
 
 @triton.jit
 def eval_bias(bias: tl.constexpr, bias_context, row, col):
-    """Return bias(head, row, column) for these rows and columns in fp32. The result is added to the scores."""
+    """Return bias(head, row, column) in fp32 for these rows and columns. The result is added to the scores."""
     one = tl.full((1, 1), 1.0, tl.float32)  # in Triton's interpreter, a bias may return a Python number
     return tl.cast(one * bias(bias_context.head, row + bias_context.diagonal, col), tl.float32)
 

@@ -40,7 +40,7 @@ class BackwardConfig:
     v_in_registers: bool  # whether half of V stays in registers
     last_first: bool  # whether to visit row blocks in reverse, from the last one, which sees all column blocks
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
-    skip_last_quarter: bool = False  # whether sums over d leave out the last quarter of the d_pad columns, all padding
+    skip_last_quarter: bool = False  # whether sums over d omit the last quarter of the d_pad columns, which is padding
 
     @property
     def options(self) -> dict:
@@ -136,7 +136,7 @@ def choose_parts(column_blocks: int, steps: int, SMs: int, masked: bool, group: 
 def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_per_head: int) -> int:
     """Return the number of heads to process concurrently, given `heads` heads with `blocks` column blocks each.
 
-    Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
+    Each part of a divided K/V head is treated as a head. Without a mask, one head is processed at a time, so that
     concurrent programs read the same rows and dQ's accumulators stay in L2. With a mask, column blocks take different
     amounts of time, so several heads are needed to balance the load. These heads must fill most SMs, and their number
     must not fall below a minimum. The minimum is four if more than two query heads share a K/V head. Otherwise, it is

@@ -1,7 +1,7 @@
 """The FlashAttention-2 backward kernel (Algorithm 2) for Hopper, which makes one pass over the column blocks.
 
-Each of the two consumer warpgroups owns 64 columns of the block and keeps their dK and dV in registers. All tiles are
-transposed so that P and dS can be used as left operands directly from registers. Since dQ needs the dS of both
+Each of the two consumer warpgroups owns 64 columns of a column block and keeps their dK and dV in registers. All tiles
+are transposed so that P and dS can be used as left operands directly from registers. Since dQ needs the dS of both
 consumers, dS is also stored in shared memory. The matmul for a row block's dQ overlaps with the exponentials of the
 next row block, and TMA then adds the result to dQ in HBM.
 
@@ -188,7 +188,7 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
 
 @gluon.jit
 def load_v(v, smem):
-    """Return the first V_REG_COLS columns of v (64, d) as registers if v_in_registers is set, and v otherwise."""
+    """Return v (64, d). If v_in_registers is set, return only its first V_REG_COLS columns, loaded into registers."""
     if smem.config.v_in_registers:
         v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, acc_layout(smem.config.B_r), 2))
     return v

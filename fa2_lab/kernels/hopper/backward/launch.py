@@ -25,10 +25,10 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
-    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV, or None if the call is unsupported.
+    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV. If it is not supported, return None.
 
-    The function serves all calls with these shapes and options. It returns None for tensors that TMA cannot address. If
-    `deterministic` is set, the gradients are bitwise identical in every run, as explained in semaphore.py.
+    The function takes the arguments of any call with these shapes and options. If TMA cannot address them, the function
+    returns None. If `deterministic` is set, the gradients are bitwise identical in every run, as semaphore.py explains.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in configs.DIMENSIONS or options.scale < configs.SMALLEST_SCALE:
@@ -59,7 +59,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         sem_counters, checked_cu_k = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             # In a custom operator, this call launches a kernel that zeroes the counters. The call precedes all
-            # launches, because a kernel between two of them would keep the second one from starting early.
+            # launches, because a kernel between two launches would keep the second one from starting early.
             counter = host.scheduler_counter(Q, options.in_custom_op)
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, checked_cu_k)
             main(Q, K, V, dO, acc_init, accum, *dk_dv, counter, tensors.key_lengths, sem_counters, cu_q, cu_k)

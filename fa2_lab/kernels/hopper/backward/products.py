@@ -15,7 +15,7 @@ V_REG_COLS = gl.constexpr(64)  # number of columns of V that stay in registers i
 def start_scores(c: gl.constexpr, n, q, bounds, smem):
     """Start the matmul K Qᵀ − L/scale (64, B_r) for consumer c's columns and the n-th row block.
 
-    Its accumulator is initialized to −L/scale, or to −∞ for masked entries.
+    The accumulator is initialized to −L/scale, or to −∞ for masked entries.
     """
     B_r: gl.constexpr = smem.config.B_r
     init = broadcast_init(smem.row_blocks.load_acc_init(n, 0))

@@ -38,7 +38,10 @@ class UnmaskedTime(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """Calls for which the portable kernel is faster. Each exceeds `over_row_blocks_per_SM`, but no other limit."""
+    """Limits on calls for which the portable kernel is faster.
+
+    Such a call has more than `over_row_blocks_per_SM` row blocks per SM and exceeds none of the other limits.
+    """
 
     max_N_q: float
     max_N_k: float
@@ -55,10 +58,10 @@ class ForwardConfig:
 
     B_c: int  # keys per tile
     consumers: int  # warpgroups with 64 rows each
-    stages: int  # number of stages in each of the two rings, K's and V's
+    stages: int  # number of stages in K's ring, and also in V's ring
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
-    separate_O_buffer: bool = True  # whether O is copied to HBM from its own buffer instead of Q's
+    separate_O_buffer: bool = True  # whether O is copied to HBM from its own buffer instead of from Q's buffer
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     skip_last_quarter: bool = False  # whether Q Kᵀ leaves out the last quarter of the d_pad columns, which is padding
 
@@ -105,8 +108,8 @@ DEFAULT = {
 }
 ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, config in DEFAULT.items()}
 # These configurations use half as many keys per tile as the defaults. They suit short causal rows, where the diagonal
-# cuts most tiles, and unmasked rows that leave much of the last tile empty or, at d = 64, are so short that an earlier
-# start matters.
+# cuts most tiles, and unmasked rows that leave much of the last tile empty. At d = 64, they also suit unmasked rows
+# that are so short that an earlier start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
 # This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths.
 # Its variant has half as many keys per tile.
@@ -229,7 +232,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper forward kernel is the fastest. `heads` counts the query heads of the whole batch."""
+    """Return whether the Hopper forward kernel is the fastest choice. `heads` counts the whole batch's query heads."""
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q

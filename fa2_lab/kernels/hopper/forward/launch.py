@@ -18,9 +18,10 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return a function of `tensors` that computes O, shaped like Q, and L in fp32, or None if the call is unsupported.
+    """Return a function that computes O, shaped like Q, and L in fp32. If the call is not supported, return None.
 
-    The function serves all calls with these shapes and options. It returns None for tensors that TMA cannot address.
+    The function takes the `tensors` of any call with these shapes and options. If TMA cannot address them, the function
+    returns None.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in configs.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):

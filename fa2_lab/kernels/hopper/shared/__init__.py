@@ -1,1 +1,1 @@
-"""Code shared by the Hopper forward and backward kernels: rings of tiles, mailboxes, the tile scheduler, host code."""
+"""Code shared by the Hopper forward and backward kernels: rings of tiles, mailboxes, the scheduler and host code."""

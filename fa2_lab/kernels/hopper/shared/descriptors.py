@@ -1,4 +1,4 @@
-"""Tensor descriptors, which tell TMA, the copy engine, how to load, store or accumulate a tile of a tensor.
+"""Tensor descriptors, which tell TMA (the copy engine) how to load, store or accumulate a tile of a tensor.
 
 Past a tensor's last row, TMA reads zeros and writes nothing. The kernels need the same behavior past the last row of
 each packed sequence, so the coordinates are chosen such that this row is always the last one in the descriptor's shape.
@@ -24,9 +24,9 @@ HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor with which TMA can copy tiles of `rows` rows and d columns from or to the heads of X.
+    """Return a descriptor with which TMA can copy tiles of `rows` rows and d columns to or from a head of X.
 
-    The address of X is filled in later.
+    The address of X is filled in at each launch.
     """
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
@@ -41,8 +41,9 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
     """Return three values that all descriptors with the same tile size share.
 
-    The values are an empty CPU tensor as a placeholder until the described tensor's address is known, the block shape,
-    and the layout of a tile in shared memory.
+    1. an empty CPU tensor that stands in for the described tensor until its address is known
+    2. the block shape
+    3. the layout of a tile in shared memory
     """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
@@ -52,7 +53,7 @@ def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Ten
 def shape_of(X):
     """Return the batch size, number of heads and number of rows of the tensor that descriptor X describes.
 
-    All packed sequences together count as one batch entry.
+    For packed sequences, the batch size is 1.
     """
     if len(X.block_shape) == 4:
         return X.shape[0], X.shape[1], X.shape[2]
@@ -75,7 +76,7 @@ def tile_at(X, batch_or_end, head, row, N):
 def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
     """Return a descriptor with which TMA can copy blocks of an fp32 matrix of this shape, or accumulate into them.
 
-    The address of the matrix is filled in later. `swizzle` is the width of the swizzle in bytes.
+    The address of the matrix is filled in at each launch. `swizzle` is the width of the swizzle in bytes.
     """
     nowhere, layout = matrix_block(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
@@ -85,8 +86,8 @@ def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: i
 def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
     """Return two values that all descriptors of fp32 matrices with the same swizzle share.
 
-    The values are an empty CPU tensor as a placeholder until the matrix's address is known, and the layout of a block
-    in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
+    The first is an empty CPU tensor that stands in for the matrix until its address is known, and the second is the
+    layout of a block in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for no swizzle.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 

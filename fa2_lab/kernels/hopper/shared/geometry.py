@@ -22,7 +22,7 @@ class Scheduler:
     for the same blocks.
     """
 
-    counter: gl.tensor  # pointer to two counters, for fetched blocks and for finished programs
+    counter: gl.tensor  # pointer to two counters: fetched blocks and finished programs
     blocks: gl.tensor  # number of blocks per head
     heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # number of heads processed concurrently: see block_coord()
@@ -67,13 +67,13 @@ class Scheduler:
 
 @gluon.jit
 def fetch_and_add(counter):
-    """Increment a counter in HBM and return its old value, in relaxed order because the counter guards no data."""
+    """Increment a counter in HBM and return its old value. Relaxed order is enough because it guards no other data."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @triton.aggregate
 class Geometry:
-    """A call's lengths and heads, and the keys that each row sees.
+    """The lengths and the numbers of heads in a call, and the keys that each row sees.
 
     The keys that a row sees form a contiguous range around the row's diagonal, called the row's interval. In the
     methods, `length` is the number of real keys.
@@ -86,7 +86,8 @@ class Geometry:
     group: gl.tensor  # query heads per K/V head
     key_lengths: gl.tensor | gl.constexpr  # pointer to the number of real keys in each batch entry, or None
     RAGGED: gl.constexpr  # whether a block of keys may extend past the last key
-    # Whether a row's interval ends `right` keys after its diagonal (0 if causal). Otherwise, it ends with the last key.
+    # Whether a row's interval ends `right` keys after the row's diagonal. If not, it ends with the last key. With a
+    # causal mask, `right` is 0.
     HAS_RIGHT_BOUND: gl.constexpr
     right: gl.tensor | gl.constexpr
     left: gl.tensor | gl.constexpr  # an interval begins `left` keys before the diagonal or, if left is None, at key 0
@@ -143,8 +144,8 @@ class Geometry:
         6. the geometry of the sequence
 
         `block` is the column block's index within its head, and T_r is the number of row blocks per head. A sequence
-        without rows still counts as one row block so that its dK and dV become zeros. For a column block that does not
-        exist, the number of row blocks is 0.
+        without rows is treated as if it had one row block, so that its dK and dV are set to zero. For a column block
+        that does not exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
@@ -158,7 +159,7 @@ class Geometry:
 
     @gluon.jit
     def first_L_index(self, batch_or_end, head, X):
-        """Return the index of a head's first row in L. X is the descriptor of a tensor with the same rows as L.
+        """Return the index in L of a head's first row. X is the descriptor of a tensor with the same rows as L.
 
         `batch_or_end` is the batch entry or, for a packed sequence, the row of X at which the sequence ends.
         """
@@ -172,7 +173,7 @@ class Geometry:
     def first_row(self, i):
         """Return the first row of the i-th row block in a head's processing order.
 
-        With a right bound, this order is reversed because the last row block has the most work under a causal mask.
+        With a right bound, the last row block comes first because it has the most work under a causal mask.
         """
         if self.HAS_RIGHT_BOUND:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
@@ -185,12 +186,12 @@ class Geometry:
 
     @gluon.jit
     def col_end(self, row, length):
-        """Return the index of the first key after a row's interval."""
+        """Return the index of the first key after those that row `row` sees."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.HAS_RIGHT_BOUND)
 
     @gluon.jit
     def col_begin(self, row):
-        """Return the first column of a row's interval, for calls with a left bound. The result can be negative."""
+        """Return the first column that row `row` sees in a call with a left bound. The result can be negative."""
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
@@ -225,7 +226,9 @@ class Geometry:
 
     @gluon.jit
     def first_row_block(self, col, length):
-        """Return the first row block that sees the column block at column `col`, or the last row block if none does."""
+        """Return the first row block that sees the column block starting at column `col`.
+
+        If no row block sees it, return the last row block."""
         i = 0
         if self.HAS_RIGHT_BOUND:
             i = gl.maximum(self.row_begin(col), 0) // self.B_r
@@ -235,9 +238,9 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return the end of the range of row blocks that see the column block at column `col`, out of T_r row blocks.
+        """Return the end of the range of row blocks that see the column block starting at column `col`.
 
-        At least one row block is processed for every column block.
+        T_r is the number of row blocks in the sequence. At least one of them is processed for every column block.
         """
         end = T_r
         if self.left is not None:
@@ -259,7 +262,7 @@ class Geometry:
 
     @gluon.jit
     def unmasked_from(self, col, length):
-        """Return the first row that sees all columns of the column block at column `col`.
+        """Return the first row that sees all columns of the column block starting at column `col`.
 
         From this row on, no tile of the column block needs a mask, unless the window has a left bound.
         """

@@ -79,7 +79,7 @@ class TmaPipeline:
 
 @gluon.jit
 def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPTY_BARRIERS: gl.constexpr = True):
-    """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
+    """Create an empty ring with `stages` stages for tiles with the block shape of the descriptor `source`.
 
     A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false, consumers
     never release this ring's tiles. The forward kernel uses this option for V's ring because a consumer releases K's
@@ -167,7 +167,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def matmul_over_d(a, b, acc, SKIP_LAST_QUARTER: gl.constexpr, USE_ACC: gl.constexpr = True):
-    """Start the matmul a bᵀ, to which acc is added if USE_ACC is set.
+    """Start the matmul a bᵀ, and return its accumulator. If USE_ACC is set, the accumulator starts at acc.
 
     With SKIP_LAST_QUARTER, the matmul leaves out the last quarter of the columns of a and b, which is padding.
     """
@@ -199,7 +199,7 @@ def acc_layout(columns):
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """Convert p to half precision, as the left operand of a matmul whose result has `columns` columns.
+    """Convert p to `dtype` and to the layout of the left operand of a matmul whose result has `columns` columns.
 
     No element moves to another thread.
     """
