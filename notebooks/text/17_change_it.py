@@ -194,18 +194,22 @@ lines = getsource(portable.visit_tiles.fn).splitlines()
 begin = next(n for n, line in enumerate(lines) if "tl.dot(q_i" in line)
 end = next(n for n, line in enumerate(lines) if "softmax_step(" in line)
 listing = "\n".join(line.split("  #")[0].removeprefix("        ") for line in lines[begin:end])
-# one line in the file, too wide for this page
-print(listing.replace(" * (LOG2E", " \\\n        * (LOG2E"))
+print(listing)
 print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
 # The result of the matmul is not scaled yet, because the kernel applies the scale together with the exponential
 # (chapter 08). The kernel therefore adds $b / \tau$ instead of b, and `softmax_step`, in the last line, multiplies the
 # sum by $\tau \log_2 e$. The result is $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of
-# base 2. In the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E /
-# scales.scale_log2` is $1/\tau$. The backward kernels recompute P, so they call the same function. In the kernel for dK
-# and dV, the rows of a tile are keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function
-# that treats each score independently works with either layout.
+# base 2. In the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so the
+# quotient `tl.div_rn(LOG2E, scales.scale_log2)` is $1/\tau$. A plain `/` compiles to an approximate division on NVIDIA
+# GPUs, whose error is up to two units in the last place. Every row would then have the same relative
+# error in b, and if b is large, these errors add up in dV, which sums over rows. `tl.div_rn` rounds correctly, and the
+# compiler moves the division out of the loop.
+#
+# The backward kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are
+# keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score
+# independently works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?

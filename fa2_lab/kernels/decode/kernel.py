@@ -219,7 +219,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     m_i = tl.full((const.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((const.B_r, const.B_c) if FEW_ROWS else (const.B_r,), tl.float32)  # FA2.A1.L5
     if sink is not None:  # a sink acts like a key without a value; one program per row block includes it
-        m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
+        m_i = tl.where(span.is_first, sink * tl.div_rn(LOG2E, scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, const.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.is_first, one, 0.0)
     begin, end = bounds

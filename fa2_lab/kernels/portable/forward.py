@@ -79,7 +79,8 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
-            s_ij = s_ij + eval_bias(bias, bias_context, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
+            b_ij = eval_bias(bias, bias_context, row[:, None], col[None, :])  # (B_r, B_c)
+            s_ij = s_ij + b_ij * tl.div_rn(LOG2E, scales.scale_log2)
         if MASKED:
             s_ij = tl.where(in_col_bounds(row_block.begin, row_block.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
@@ -129,7 +130,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     if sinks is not None:  # a sink acts like a key that every row sees, but contributes only to l, not to o
-        m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.scale_log2)
+        m_i = l_i + tl.load(sinks + head).to(tl.float32) * tl.div_rn(LOG2E, scales.scale_log2)
         l_i += 1.0
     # Tiles on the diagonal are processed first. The order does not affect the result, but in the opposite order, ptxas
     # makes each matmul wait for the previous one, which is 15% slower.

@@ -119,7 +119,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
     sees_no_key = L_i == NEG_INF
     at = acc_init + tl.cast(block_id, tl.int64) * (2 * B_r) + part * 64 + tl.arange(0, 64)
-    tl.store(at, tl.where(sees_no_key, NEG_INF, -L_i * LOG2E / scale_log2))
+    tl.store(at, tl.where(sees_no_key, NEG_INF, tl.div_rn(-L_i * LOG2E, scale_log2)))
     tl.store(at + B_r, tl.where(sees_no_key, 0.0, -D_i))
 
 
