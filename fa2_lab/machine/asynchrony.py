@@ -15,11 +15,11 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-NEGLIGIBLE = 1e-6  # a remainder of fewer clock cycles than this is a rounding error
+NEGLIGIBLE = 1e-6  # a job with fewer clock cycles left has ended, because the remainder is a rounding error
 
 
 class Deadlock(RuntimeError):
-    """Raised if all actors are waiting but no job is running that could end one of their waits."""
+    """Raised if all actors are waiting, and no job is running that could end any of their waits."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Job:
     clocks: float
     compute: Callable[[], object]
     remaining: float
-    begun: Any = None  # when the unit began to execute the job
+    begun: Any = None  # clock cycle in which the unit began to execute the job
     ended: Any = None
     result: Any = None
 

@@ -20,15 +20,15 @@ class Chip:
     name: str
     compute_capability: tuple[int, int]
     SMs: int
-    clock_hz: int  # boost clock while the tensor cores run
+    clock_hz: int  # boost clock in Hz while the tensor cores run
     tensor_flops_per_second: (
-        float  # dense fp16 or bf16 FLOPs per second, accumulated in fp32, as printed in the datasheet
+        float  # dense fp16 or bf16 FLOPs per second with fp32 accumulators, as printed in the datasheet
     )
     fp32_flops_per_second: float  # FP32 FLOPs per second, as printed in the datasheet (an FMA counts as two)
     tensor_flops_per_clock: int  # FLOPs per clock per SM
     fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock per SM: one per FP32 lane
     exp_per_clock: int = 16  # exponentials per clock per SM
-    shared_bytes_per_clock: int = 128  # shared-memory bytes per clock per SM
+    shared_bytes_per_clock: int = 128  # bytes of shared memory per clock per SM
     shared_per_sm: int  # bytes
     shared_per_block: int  # maximum bytes that one block can request (opt-in)
     registers_per_sm: int = 65536  # 32-bit registers
@@ -137,7 +137,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def find(name: str) -> Chip:
-    """Return the chip with this name, which is listed in the table or reported by the driver."""
+    """Return the chip with this name, which is its name in the table of chips or the one that its driver reports."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")

@@ -128,7 +128,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
     whole_number("blocks_per_sm", blocks_per_sm, low=1)
     if not blocks:
         raise ValueError("blocks: got none; it takes at least one BlockWork")
-    free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # sorted, so already a heap
+    free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # a sorted list is already a heap
     placements = []
     for block in blocks:
         start, slot, SM = heapq.heappop(free)

@@ -77,7 +77,7 @@ def scores_visited(tiling: Tiling) -> int:
 
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of standard attention, whose three passes write and read all of S and P."""
+    """Return the traffic of standard attention's forward pass, whose three steps write and read all of S and P."""
     q, k, s = _element_counts(tiling, d)
     return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
 
@@ -104,7 +104,7 @@ def fa2_forward(tiling: Tiling, d: int) -> Traffic:
 def standard_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of standard attention's backward pass (FA1's Algorithm 3).
 
-    Its five passes read P twice, write dP once and read it once, and write dS once and read it twice.
+    Its five steps read P twice, write dP once and read it once, and write dS once and read it twice.
     """
     q, k, s = _element_counts(tiling, d)
     loads = {"P": 2 * s, "dO": 2 * q, "V": k, "dP": s, "dS": 2 * s, "K": k, "Q": q}
@@ -175,7 +175,10 @@ def tensor_sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def limit_passes(moved: Traffic, passes: int, size: dict[str, int]) -> Traffic:
-    """Return `moved`, but with at most `passes` loads and stores of each tensor, as if a cache absorbed the others."""
+    """Return the traffic `moved`, with each tensor loaded and stored at most `passes` times.
+
+    A cache is assumed to absorb all further loads and stores.
+    """
     return moved.map_counts(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -187,7 +190,7 @@ FP32_TENSORS = (
     "L",
     "D",
     "dQ",
-)  # the scores, the row statistics, and dQ, which is accumulated in HBM
+)  # the scores, the row statistics and the dQ that is accumulated in HBM
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:

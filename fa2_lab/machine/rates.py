@@ -28,12 +28,12 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: tensor-core FLOPs that take as long as one operation of the unit, or one byte of a memory}."""
+        """Return {unit: number of tensor-core FLOPs that take as long as one operation, or one byte, of this unit}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def rates(chip: Chip) -> Rates:
-    """Return a chip's rates, which, apart from the L2 rate, are taken from the manufacturer's specifications.
+    """Return a chip's rates. All except the L2 rate are taken from the manufacturer's specifications.
 
     The L2 rate is the one that was measured on this chip, if there is a record of it. Otherwise, it is the A100's
     published number of bytes per clock, multiplied by this chip's clock frequency.

@@ -20,7 +20,7 @@ class Reason(NamedTuple):
     limit: str  # what limited the previous rung
     removes: str  # what the change removes or adds
     why: str
-    missed: str = NOT_MODELLED  # what the prediction leaves out, shown if it is off by more than 10%
+    missed: str = NOT_MODELLED  # what the model leaves out, shown if the prediction is off by more than 10%
     modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters give an upper bound
 
 
@@ -150,7 +150,7 @@ def compiled_rungs() -> dict[tuple[str, bool, int], dict]:
 
 
 def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
-    """Return the model's input for a rung, or None if the rung's properties are not recorded."""
+    """Return ladder_model's input for a rung, or None if the rung's properties are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, limited by HBM
     row = compiled_rungs().get((name, causal, d))

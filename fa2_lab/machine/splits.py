@@ -59,7 +59,10 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return program w's work in order, as a list of (head, begin, end) for the head's tiles begin to end − 1."""
+        """Return the work of program w, in order, as a list of (head, begin, end).
+
+        The program reads tiles begin to end − 1 of the head.
+        """
         parts = []
         for head, n in enumerate(self.tiles):
             first = self.first_unit(head)

@@ -126,7 +126,7 @@ def split_k(
     (b, d), rows_of = q_i.shape, split_evenly(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
     _copy(shared, Q=q_i)
-    state = [SoftmaxState.empty(rows.stop - rows.start, d) for rows in rows_of]  # of each warp's own rows
+    state = [SoftmaxState.empty(rows.stop - rows.start, d) for rows in rows_of]  # softmax state of each warp's own rows
     for j in tiling.visited_cols(i):
         keys = split_evenly(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
         shared.barrier("the tile is there")
