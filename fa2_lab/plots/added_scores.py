@@ -1,4 +1,4 @@
-"""Plot of the values that ALiBi, a window, a tree and buckets of distance add to each score, by row and column."""
+"""Plot of the values that ALiBi, a window, a tree and distance buckets add to each score, by row and column."""
 
 import numpy as np
 

@@ -16,7 +16,7 @@ STEPS, TEXTS, RATE = 150, 16, 0.3
 def data(sentence: str = SENTENCE) -> dict:
     """Return the words of a sentence and the weights P that the trained head computes for them.
 
-    The head was not trained on this sentence, and it sees each word only as a number.
+    The head was not trained on this sentence, and it sees each word only as an index.
     """
     words = sentence.split()
     vocabulary = list(dict.fromkeys(words))
@@ -42,7 +42,7 @@ def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_text(draw: np.random.Generator) -> np.ndarray:
-    """Return a random text of N + 1 words, each given by its number in the vocabulary.
+    """Return a random text of N + 1 words, each given as its index in the vocabulary.
 
     Each text is based on a new random permutation, which determines the usual successor of each word.
     """
@@ -54,7 +54,7 @@ def random_text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the words of a text as a one-hot matrix, and likewise the word before each (zeros for the first word)."""
+    """Return two one-hot matrices: one of a text's words, and one of the word before each (zeros before the first)."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 

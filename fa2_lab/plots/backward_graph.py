@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return an empty dictionary because this picture needs no data."""
+    """Return an empty dictionary. draw() takes no arguments."""
     return {}
 
 
@@ -74,7 +74,7 @@ def _draw_edge(ax: style.Axes, start: str, end: str) -> None:
 def _draw_tensor(
     ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, recomputed: bool = False
 ) -> None:
-    """Draw a labelled box for a tensor, without a fill if the tensor is recomputed (`recomputed`)."""
+    """Draw a labelled box for a tensor. If the tensor is recomputed, its box has no fill."""
     if recomputed:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

@@ -1,4 +1,4 @@
-"""Timelines of a step of the backward pass, with its jobs one after another and with its jobs in the kernel's order."""
+"""Two timelines of a step of the backward pass: one with its jobs one after another, and one in the kernel's order."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,7 @@ from fa2_lab.plots import backward_step, rung_timeline, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """Return the arguments of draw(): the jobs in each of two orders, and for how much time the tensor cores are busy.
+    """Return the arguments of draw(): the jobs in two orders, and the share of time that the tensor cores are busy.
 
     A job is a tuple (unit, consumer, label, start, end), with times in clock cycles.
     """

@@ -66,7 +66,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         if rung.number in JUMPS:
             factor = rung.full / rungs[y - JUMPS[rung.number][0]].full
             words = f"{list(JUMPS).index(rung.number) + 1}: × {factor:.2f}"
-            beside = style.is_narrow() and rung.full < 0.55 * full  # if the dot would cover the words
+            beside = style.is_narrow() and rung.full < 0.55 * full  # true if the dot would cover the words
             place, ink = (rung.full / full, style.INK) if beside else (0, style.ink_on(fill))
             text = style.note(ax, place + 0.01, y, words, fontweight="bold", color=ink)
             if not beside:

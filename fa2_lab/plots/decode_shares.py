@@ -10,7 +10,7 @@ def data() -> dict:
     return dict(shares=splits.Shares((10, 3, 0, 12, 2), 4))
 
 
-TILE_HEIGHT = 0.62  # height of a tile
+TILE_HEIGHT = 0.62
 
 
 @style.picture

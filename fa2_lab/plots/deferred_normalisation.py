@@ -25,7 +25,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     """
     product = 2 * B_r * B_c * d / chip.tensor_flops_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
-    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # for the maximum, τ s − m, exp and the sum
+    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # clock cycles for the maximum, τ s − m, exp and the sum
     scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]
     sums = [Operation("o ×α", "O", of_rows), Operation("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Operation(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
@@ -50,7 +50,8 @@ ROW_HEIGHT = 0.62
 def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: str, measured: float) -> style.Drawn:
     """Draw a tile's operations in FA1 and FA2 on one time axis, and those that FA2 runs after the loop.
 
-    The last row shows how many clocks a tile takes if all units work at once, which `at_once` holds for FA1 and FA2.
+    `loops` is {"FA1" or "FA2": operations on one tile}, and `end` lists the operations after FA2's loop. The last row
+    shows `at_once`, which is {"FA1" or "FA2": clock cycles that a tile takes if all units work concurrently}.
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]

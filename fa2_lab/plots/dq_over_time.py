@@ -85,7 +85,7 @@ def draw(variants: dict[str, Mapping], T: int, ms: Sequence[float], setting: str
 
 
 def _draw_tiles(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
-    """Draw the tiles of an SM that share a label as one box with notches between them. A matmul takes `unit` ms."""
+    """Draw an SM's tiles with the same label as one box, with notches between the tiles. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
     for SM, begun, ended, label in visits:
         spans.setdefault((SM, label), []).extend((unit * begun, unit * ended))

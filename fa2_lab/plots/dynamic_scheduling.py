@@ -11,7 +11,8 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     The first schedule is static and processes one head after another. The other two process `at_once` heads at a time,
     one of them statically and the other dynamically.
     """
-    tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # for one head, heaviest first
+    # The number of tiles in each row block of one head, heaviest first.
+    tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()
     costs = tiles * heads, [n for n in tiles for _ in range(at_once)] * (heads // at_once)
     head_by_head, side_by_side = ([grid.BlockWork(0, n, cost) for n, cost in enumerate(order)] for order in costs)
     SMs = chips.H200.SMs

@@ -31,9 +31,9 @@ HEAD = re.compile(
 
 
 def page_texts(name: str) -> tuple[str, str, str]:
-    """Read the page of an interactive figure, and return its title and the descriptions of both its versions.
+    """Return an interactive figure's title, its description, and the description of its static version.
 
-    The first description is that of the interactive figure, and the second one is that of the static figure.
+    The texts are read from the figure's page. All three are empty if there is no such page.
     """
     page = FOLDER / f"{name}.html"
     if not page.is_file():
@@ -69,7 +69,7 @@ class live:
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the interactive figure as an iframe with this title. The loaded iframe hides the static figure."""
+        """Return the interactive figure as an iframe with this title. Once loaded, it hides the static figure."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'

@@ -9,8 +9,8 @@ from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (14, 6, 12)) -> dict:
     """Return six masks over N queries and N keys.
 
-    A mask is a list of pairs (first row and column, tiling). Packed documents have one pair per document, and every
-    other mask has a single pair.
+    A mask is a list of pairs (offset, tiling), where `offset` is the index of the tiling's first row and first column.
+    Packed documents have one pair per document, and every other mask has a single pair.
     """
 
     def single_tiling(mask: Mask) -> list[tuple[int, Tiling]]:

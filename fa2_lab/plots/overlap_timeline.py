@@ -8,7 +8,7 @@ from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
 from fa2_lab.plots import rung_timeline, style
 from fa2_lab.records import load
 
-FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two warpgroups share the tensor cores)
+FOUR_WAYS = {  # {title: (whether a warpgroup starts the next S early, how the warpgroups share the tensor cores)}
     "Neither": (False, SHARED),
     "Within: P V of the tile before runs during the exponentials": (True, SHARED),
     "Between: one runs matmuls during the other's exponentials": (False, IN_ORDER),
@@ -74,7 +74,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         }
         for panel in panels
     }
-    window *= 1.4 if style.is_narrow() else 1  # a longer part on a phone, but not so long that labels do not fit
+    window *= 1.4 if style.is_narrow() else 1  # a phone shows a longer time, but the labels still fit
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
     figure = rung_timeline.stacked_timelines(5.5, f"{caption} ({setting}).", timelines, window, measured=measured)

@@ -47,7 +47,8 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     """Draw one timeline of two consumers without ping-pong and one with it.
 
     Below them, two bars compare the speedup from ping-pong in the model with the measured one. `gains` holds the lowest
-    and the highest measured speedup, and the second bar is open between these two. `made` describes the measurement.
+    and the highest measured speedup, and the second bar has no fill between these two values. `made` describes the
+    measurement.
     """
     without, turns = (panel["share"] for panel in panels)
     words = f"{turns / without:.2f}", f"{gains[0]:.2f} to {gains[1]:.2f}"
@@ -55,7 +56,7 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     caption += f" apart anyway, so it makes them {words[1]} times as fast. With ping-pong, one consumer runs matmuls"
     caption += " while the other computes its softmax. Without it, both may wait at the same time. The timelines are a"
     caption += f" model of an SM, d = {d}, in which both begin together. Measured: {made}."
-    digits, window = ("0123456789", 4500) if style.is_narrow() else ("", window)  # so that a label fits on a matmul
+    digits, window = ("0123456789", 4500) if style.is_narrow() else ("", window)  # so that a matmul's label fits
     timelines = {}
     for panel in panels:
         rows = {

@@ -1,7 +1,7 @@
 """Poster of a FlashAttention-2 algorithm: a diagram, and the algorithm's lines in words, NumPy and Triton.
 
-The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of the lines adds up to
-the totals counted by the meter (`fa2_lab.trace`).
+The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The work shown for each line
+adds up to the totals counted by the meter (`fa2_lab.trace`).
 """
 
 import re
@@ -428,7 +428,7 @@ def with_unbroken_formulas(words: str) -> str:
 
 
 def break_lines(words: list[str], room: int) -> list[str]:
-    """Break the words into lines of at most `room` characters. Indices and exponents are small, so they count half."""
+    """Break the words into lines of at most `room` characters. Characters of an index or exponent count half."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()

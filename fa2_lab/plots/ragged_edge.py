@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
-    """Return the rows of program i, the offsets of the elements in its tile, and a mask that is True for rows of Q."""
+    """Return the rows of program i, the offsets of its tile's elements, and a mask that is True for existing rows."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
 

@@ -65,7 +65,7 @@ def data() -> dict:
 
 
 def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return those measurements in `rows` that were made in one direction, for example "forward"."""
+    """Return the measurements in `rows` that were made in one direction, for example "forward"."""
     return [row for row in rows if row.direction == direction]
 
 

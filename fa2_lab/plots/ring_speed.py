@@ -29,7 +29,7 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
         rows["K V once round"].values[gpu_label(ranks)][0],
         rows["forward"].problem,
     )
-    moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
+    moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, with 2 bytes per element
     return 1e3 * forward_row.flops / forward_row.values[gpu_label(1)][0], 1e3 * moved / ms_around
 
 

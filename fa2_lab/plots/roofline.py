@@ -20,7 +20,7 @@ from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-# The rungs shown. The dots of the other rungs would overlap these.
+# The rungs shown. The dots of the other rungs would overlap the dots of these.
 DRAWN = ("00", "01", "02", "03", "06", "11", "23")
 LONG_NAMES = {"FA1": "FA1 as printed"}  # the algorithm as printed in the paper, which differs from the authors' kernel
 
@@ -122,7 +122,7 @@ def rung_label(rung: str) -> str:
 
 Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, its limit
 FILL_BELOW = style.tint(style.INK, 0.05)  # the fill below a ceiling
-LONG = 20  # on a phone, a longer name gets more room, and its limit is not printed with it
+LONG = 20  # on a phone, a name longer than this gets more room, and its limit is not printed
 LINE = 0.2  # inches from one line of text to the next
 
 

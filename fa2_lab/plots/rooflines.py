@@ -38,7 +38,7 @@ def backward() -> dict:
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."
     picture = roofline.data(*methods.items(), message=message)
-    # The label of a dot replaces that of the ceiling.
+    # The label of a dot replaces the label of the ceiling.
     return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])
 
 

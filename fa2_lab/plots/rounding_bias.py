@@ -12,7 +12,7 @@ BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])
 
 
 def data() -> dict:
-    """Return the distribution of the rounding errors of o in column 0, and the running sum of those of D over the rows.
+    """Return the distribution of the rounding errors of o in column 0, and the running sum of D's errors over the rows.
 
     The errors of o are in units of the spacing between bf16 numbers.
     """
@@ -32,7 +32,7 @@ def data() -> dict:
 
 @style.picture
 def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
-    """Draw two histograms of the rounding errors of o, and the running sum of those in D for each way to compute O.
+    """Draw two histograms of the rounding errors of o, and the running sum of D's errors for each way to compute O.
 
     `shares` is {name: share of the rows in each bin}, and `sums` is {way to compute O: running sum}.
     """

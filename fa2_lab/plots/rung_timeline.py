@@ -38,7 +38,7 @@ class RungCosts(NamedTuple):
 
 
 def rung_costs(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> RungCosts:
-    """Return the Sizes of a rung, taken from the compiled kernel without a mask."""
+    """Return the RungCosts of a rung, computed from its compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.compiled_rungs()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
@@ -92,7 +92,7 @@ CHANGE_LABELS = {  # {rung: text beside the first changed box or below the copie
     22: "o is not rescaled",
 }
 LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
-# {rung: clock cycles drawn}, for rungs that change little within a tile.
+# {rung: clock cycles to draw}, for rungs whose change is small within a tile.
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}
 
 
@@ -306,7 +306,7 @@ def _panel_title(panel: Mapping) -> str:
 def _rows_of_jobs(panel: Mapping, unit: str) -> dict[str, list[tuple]]:
     """Return {row: jobs (label, start, end, whether it is marked)}, with a row for each warpgroup on each unit.
 
-    The copies share one row. If `unit` is the copies, an empty row below them is for the text about them.
+    The copies share one row. If `unit` is "copy", an empty row below the copies leaves room for text.
     """
     rows: dict[str, list[tuple]] = {}
     for key, name in UNITS.items():
@@ -395,7 +395,7 @@ def row_heights(rows: Iterable[str], faded: Sequence[str]) -> list[float]:
 
 
 def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, float]]:
-    """Return (top, height) for each row."""
+    """Return (y-coordinate of the top edge, height) for each row."""
     heights = row_heights(rows, faded)
     return [(sum(heights[:n]), high) for n, high in enumerate(heights)]
 

@@ -33,7 +33,7 @@ def registers_of(config: configs.ForwardConfig) -> list[int]:
     return [start * (config.consumers + 1) - sum(other_registers) - PRODUCER_REGISTERS, *other_registers]
 
 
-AXIS_END = 1.3  # the picture ends at this multiple of the limit
+AXIS_END = 1.3  # the axis ends at this multiple of the limit
 
 
 @style.picture
