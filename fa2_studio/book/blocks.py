@@ -36,6 +36,7 @@ ITEM = re.compile(r"\n(?=- |\d+\. )")
 DEFINITION = ast.FunctionDef | ast.ClassDef
 KNOWN_NAMES = {*dir(builtins), "np", "torch", "tl", "triton", "math", "device"}  # in every cell
 SIGNATURE = re.compile(r"def \w+\([^()]*\)", re.DOTALL)
+LONG_DOCSTRING = re.compile(r'^ +"""[^"]*\n[^"]*"""\n', re.MULTILINE)
 STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
 BREAK = re.compile(r"(?<=,) | (?=(?:if|else|for|and|or) )|(?<=[(\[{])(?!$)")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
@@ -251,12 +252,13 @@ def shorten_signature(signature: re.Match) -> str:
 
 
 def listing_to_html(code: str, python: bool = True, printed: str = "") -> list[str]:
-    """Convert a listing and its output to HTML pieces of at most FULL lines. Long lines lose their comments."""
-    code = SIGNATURE.sub(shorten_signature, code) if python else code
+    """Convert a listing and its output to HTML pieces of at most FULL lines. Long lines lose their comments, and docstrings of several
+    lines are left out."""
+    code = LONG_DOCSTRING.sub("", SIGNATURE.sub(shorten_signature, code)) if python else code
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = len(lines) > FULL
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > NOTED else line for line in lines]
-    kept = [line for line, whole in zip(kept, lines, strict=True) if line or not whole]
+    kept = [line for line, whole in zip(kept, lines, strict=True) if line.strip("+- ") or not whole.strip("+- ")]
     ways = (
         wrap_code(line, open_brackets(kept[:n])) if python else wrap_words(line, MAX_PRINTED)
         for n, line in enumerate(kept)

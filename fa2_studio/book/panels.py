@@ -133,9 +133,21 @@ def columns_html(shown: list[str], name: str) -> str:
     return "".join(image_html(svg, name, width) for svg in shown)
 
 
-def is_tall(name: str) -> bool:
-    """Return True if a slide shows the phone version, which leaves room for text beside it."""
-    return bool(name) and parts_of_figure(name) == [without_headline(figure_svg(name, PHONE))]
+def layouts_with_text(name: str) -> list[str]:
+    """Return where each slide of a picture has room for text: beside it ("two"), over it ("over"), or nowhere ("").
+
+    A slide of the phone version has room beside the picture. Other slides need room over it for four lines.
+    """
+    if parts_of_figure(name) == [without_headline(figure_svg(name, PHONE))]:
+        return ["two"]
+    return ["over" if height_on_slide(some) < ROOM - 4 * 40 else "" for some in pages_of_figure(name)]
+
+
+def height_on_slide(shown: list[str]) -> float:
+    """Return the height in pixels of one picture that fills the slide's width, or of panels in two columns."""
+    sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
+    across = HALF if len(shown) > 1 else BROAD
+    return sum(max(across * high / wide for wide, high in sizes[n : n + 2]) for n in range(0, len(sizes), 2))
 
 
 def letter_size(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:

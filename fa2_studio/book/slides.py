@@ -188,7 +188,10 @@ def beats_of_markdown(text: str) -> Iterator[Beat]:
                     yield Beat(rest if look else block, tuple(blocks.block_to_html(block)) if look else ())
             if asked:
                 name = f"<div class=asked>{markdown_to_html(blocks.first_sentences(asked[0].strip(), 60)[0])}</div>"
-                rest, seen = shorten_paragraphs(blocks.split_markdown(ASKED.search(part)[0] + asked[0]))
+                whole = ASKED.search(part)[0] + asked[0]
+                rest, seen = "", blocks.text_to_html_blocks(whole)
+                if sum(map(block_height, seen)) > ROWS:
+                    rest, seen = shorten_paragraphs(blocks.split_markdown(whole))
                 yield Beat(rest, seen, "asks", name)
         answers = n % 3 == 1 and part.startswith(("Answer", "A solution", "Solution"))
         if answers:
@@ -259,8 +262,7 @@ def slides_of_section(title: str, beats: list[Beat]) -> Iterator[Slide]:
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if beat.text and not beat.seen]
         bare = bool(here.seen) and "class=printed" in here.seen[0]  # output without its code
-        # The picture of a tall slide already contains its headline.
-        if here.kind == "picture" and panels.is_tall(here.name):
+        if here.kind == "picture" and here.name and any(panels.layouts_with_text(here.name)):
             said = words[:1] or [MEASURED.sub("", here.text) or here.text]
         elif here.kind:
             said = []
@@ -294,13 +296,13 @@ def is_announced(beats: list[Beat], n: int) -> bool:
 def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
     """Yield the slides needed for a beat's blocks. The paragraphs `beside` are on the first slide if they fit."""
     if beat.kind in ("picture", "live"):
-        name, layout = beat.name if len(beat.seen) == 1 else "", "two" if beside else ""
-        # The picture's panels and the version for print.
-        layout = "over" if beside and beat.seen[0].count("<img") > 2 else layout
+        name = beat.name if len(beat.seen) == 1 else ""
+        layouts = panels.layouts_with_text(beat.name) if beside else [""] * len(beat.seen)
         message = panels.figure_headline(beat.name) if beat.name else ""
-        for n, seen in enumerate(beat.seen):
+        for n, (seen, layout) in enumerate(zip(beat.seen, layouts, strict=True)):
             kind = "more" if n and beat.kind == "picture" else beat.kind
-            yield Slide(title, kind, tuple(beside), "" if n else notes, seen, name, layout, message)
+            words = tuple(beside) if layout else ()
+            yield Slide(title, kind, words, "" if n else notes, seen, name, layout, message)
         return
     # Code stays together with its output.
     first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]

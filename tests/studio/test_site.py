@@ -268,6 +268,7 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
                 assert sections[n + 1][0] in ("asks", "answers"), (deck.name, n, "an answer is on the slide after")
                 assert not re.search("choice right", sections[n][1]), "a question does not mark its answer"
                 options = re.findall("<li class=choice>(.*?)</li>", sections[n][1], re.DOTALL)
+                assert not options or "?" in sections[n][1], (deck.name, n, "a long question is not cut")
                 if options and sections[n + 1][0] == "answers":
                     after = sections[n + 1][1]
                     again = re.findall(r'<li class="choice( right)?">(.*?)</li>', after, re.DOTALL)

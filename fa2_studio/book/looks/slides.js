@@ -9,21 +9,23 @@ for (const [n, section] of all.entries()) {
   section.dataset.number = `${n + 1} / ${all.length}`;
 }
 
-/** Letters have the largest of five sizes that fits, and the largest only if it leaves half of the slide free.
- * Lines of code are never broken, so their letters fit the longest. */
+/** Letters have the largest size that fits. The largest sizes are for slides without a picture, and must leave a fifth of the
+ * slide free. Lines of code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
+  section.classList.remove("low");
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has(".fixed") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : 132; // a table of several slides has one size
-  for (const size of [132, 118, 100, 84, 72, 52].filter((step) => step <= most)) { // five sizes, and one for what never fits
+  const most = has(".fixed") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : has("pre, table, li") ? 132 : 180; // a table of several slides has one size
+  for (const size of [180, 155, 132, 118, 100, 84, 72, 52].filter((step) => step <= most)) { // the smallest is for what never fits
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
     const room = Math.min(1, ...rooms.filter((_, n) => code[n].className !== "printed"));
     for (const [n, pre] of code.entries()) pre.style.fontSize = `${Math.min(room, rooms[n])}em`; // a wide table's alone are smaller
-    if (!tall(section) && !wide(section) && (size < 132 || filled(section) < 0.55)) break;
+    if (!tall(section) && !wide(section) && (size < 132 || filled(section) < 0.8)) break;
   }
+  section.classList.toggle("low", filled(section) < 0.66); // then the words are in the middle
   const frame = section.querySelector("iframe");
   if (!frame) return;
   const { clientWidth, clientHeight } = frame.parentElement;
