@@ -7,11 +7,12 @@
 # **One query, a long cache: who does the work?**
 #
 # A language model generates one token at a time. The query of each new token attends to the keys of all tokens so far,
-# which are kept in the *KV cache*. Chapter 06 showed this case, in which a single row block and a few heads leave a
-# hundred SMs idle. In this chapter, we write the kernel for it in Triton. First we split the keys, merge the partial
-# results, and measure how much the splits gain. Then we give sequences of different lengths equal work, ask whether a
-# row's result depends on the rest of its batch, and finally store the cache in pages. The ideas come from
-# Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
+# which are kept in the *KV cache*. Chapter 06 introduced this case. One query makes only one row block per head, so a
+# launch with one program per row block leaves most SMs idle. In this chapter, we write a kernel for it in Triton.
+# First we split the keys, merge the partial results, and measure how much the splits gain. Then we give sequences of
+# different lengths equal work, ask whether a row's result depends on the rest of its batch, and finally store the
+# cache in pages. The ideas come from Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal
+# shares).
 #
 # After this notebook you can
 #
@@ -55,9 +56,10 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # warns once
 # ## What does one token cost?
 #
 # Take one layer of a large model with 32 query heads, 8 K/V heads and d = 128. A *group* of four query heads shares
-# each K/V head, which is called *grouped-query attention* (GQA, chapter 05). The sequence has 65,536 tokens so far,
-# so each K/V head holds 65,536 keys and values of d elements, at two bytes per element. To generate the next token,
-# the GPU has to read all of them once. On an H200, this takes at least:
+# each K/V head, which is called *grouped-query attention* (GQA, chapter 05). The sequence has 65,536 tokens so far, so
+# each K/V head holds 65,536 keys and values of d elements, at two bytes per element. To generate the next token, the
+# GPU has to read all of them once. The next cell divides these bytes by the 4.8 TB/s of an H200's memory, and the
+# FLOPs by the 989 TFLOP/s of its tensor cores. Both limits are from the data sheet:
 
 # %%
 read = 2 * 2 * 65536 * 8 * 128  # K and V, two bytes each
@@ -74,22 +76,22 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 #
 # <details><summary>Answer</summary>
 #
-# **one with more query heads for each K/V head.** A key and its value take 4d bytes, and each query of the group spends
-# 4d FLOPs on them. That is one FLOP per byte for each query, for any length and any d. In training, thousands of
-# queries share a key, but in decoding, the GPU mainly reads.
+# **one with more query heads for each K/V head.** A key and its value take 4d bytes, and each query of the group
+# spends 4d FLOPs on them. So a group of n queries computes n FLOPs per byte, for any length and any d. In training,
+# thousands of queries share a key, but in decoding, the GPU mainly reads.
 # </details>
 #
-# The roofline of chapter 04 shows both cases, one query per key and a group of four:
+# We now mark two cases in the roofline of chapter 04, namely one query per key and a group of four queries per key:
 
 # %% tags=["hide-input"]
 show("rooflines_decode")
 
 # %% [markdown]
-# Decode is far down the DRAM slope of the roofline, but grouping the queries helps. The four queries of a group are
-# consecutive in memory, so they can form four rows of *one* tile, and each key is read once for all of them. If each
-# query head had its own program, as on the ladder, every key would be requested four times. The tile of the kernel
-# below has 16 rows, because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros.
-# These zeros cost nothing here, because the tensor cores are idle most of the time anyway.
+# Both dots are far down the slope that DRAM sets, but the group of four is four times as high. The four queries of a
+# group are consecutive in memory, so they can form four rows of *one* tile, and each key is read once for all of them.
+# If each query head had its own program, as in the kernels of the ladder, every key would be requested four times. The
+# tile of the kernel below has 16 rows, because the tensor cores multiply at least 16 rows at a time, so twelve of its
+# rows are zeros. These zeros cost nothing here, because the tensor cores are idle most of the time anyway.
 
 # %% [markdown]
 # ## Are eight heads enough?
@@ -112,9 +114,9 @@ for n in (1, 16, 17, 33):
 
 # %% [markdown]
 # With 16 splits, the 128 programs just fit on the 132 SMs. With 17 splits, there are 136 programs, so the last four
-# start a second wave. 33 splits fill two whole waves, but they finish no earlier than 16 splits do. This model assumes
-# that a program reads at the same speed, no matter how many other programs are reading. The section *How near is the
-# limit?* shows what we measured.
+# start a second wave. 33 splits fill two whole waves, but they finish no earlier than 16 splits do, because the
+# programs of the second wave need their own unit of time to start. This model assumes that a program reads at the same
+# speed, no matter how many other programs are reading. The section *How near is the limit?* shows what we measured.
 
 # %% [markdown]
 # ## What does a split leave behind?
@@ -124,10 +126,11 @@ for n in (1, 16, 17, 33):
 # share$. Its program uses `load_rows` and `visit` from chapter 08, where row r sees the keys before `seen[r]`. Here,
 # every row sees the keys before `last`.
 #
-# In chapter 06, each worker stored its finished result, with $o$ already divided by $\ell$. Here, a split stores $o$, m
-# and $\ell$ as they are, so the merge divides only once. These d + 2 values per row are a partial result, which we call
-# a *part*. In memory, the d values of $o$ come first, then m at position d, and then $\ell$ at position d + 1. As in
-# chapter 08, m is a scaled score times $\log_2 e$. `tl.num_programs(0)` is the number of splits.
+# In chapter 06, each worker stored its finished result, with $o$ already divided by $\ell$. Here, a split stores $o$,
+# m and $\ell$ as they are, so the merge divides only once. For each row of the group, these are d + 2 values.
+# Together, they are the split's partial result, which we call a *part*. In memory, the d values of a row's $o$ come
+# first, then m at position d, and then $\ell$ at position d + 1. As in chapter 08, m is a scaled score times $\log_2
+# e$. `tl.num_programs(0)` is the number of splits.
 
 # %%
 @triton.jit
@@ -196,9 +199,9 @@ for w in range(5):
 # ## How do parts become one row?
 #
 # The program of each split has found its own maximum. The merge is the one from chapter 02, extended to several states
-# at once. It takes the largest m of all parts and computes a factor $\beta = 2^{m_w - m}$ for each part w. Then it adds
-# up $\beta\, o_w$ and $\beta\, \ell_w$ over the parts, and divides the first sum by the second. There is one program
-# for each row of each head.
+# at once. It takes the largest m of all parts and computes a factor $\beta = 2^{m_w - m}$ for each part w. Then it
+# adds up $\beta\, o_w$ and $\beta\, \ell_w$ over the parts, and divides the first sum by the second. There is one
+# program for each row of each K/V head, and thus one for each query head.
 
 # %%
 @triton.jit
@@ -313,18 +316,20 @@ each, copy = group.dram_bytes / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy 
 show("decode_programs")
 
 # %% [markdown]
-# The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After that,
-# each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of one
-# program is taken from the first dot, the line passes through that dot by construction, and only the rest of the line
-# is a prediction. Beyond 128 programs, the dots rise slowly to about 80 µs, because there are more programs to start
-# and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
-# count the merge. The line ends at 512 programs, because with fewer than 16 tiles per program, rounding to whole tiles
-# would dominate the model.
+# The dots are measured, and the dashed line is a model. In the model, the two launches take 8 µs. After that, each
+# program reads at its own speed, but all programs together read no faster than a copy. For each head that a program
+# begins, the model adds the time of one tile. Since the speed of one program is taken from the first dot, the line
+# passes through that dot by construction, and only the rest of the line is a prediction, which differs from the
+# measured times by at most 6%.
+#
+# Beyond 128 programs, the dots rise slowly to about 80 µs, because there are more programs to start and more parts to
+# merge. The model contains the starts, but not the merge. Its line ends at 512 programs, because with fewer than 16
+# tiles per program, rounding to whole tiles would dominate the model.
 #
 # Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
 # four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each
-# tile. The record excludes the first two, as the next output shows. To tell the other two apart, its last lines change
-# the number of stages:
+# tile. The first four lines of the next output exclude DRAM and the path from L2. To tell the other two candidates
+# apart, we also timed the kernel with other numbers of stages, which the last lines show:
 
 # %% tags=["hide-input"]
 from fa2_lab.kernels.decode.shares import tile_bytes
@@ -341,8 +346,9 @@ for n, speed in stages.items():
     print(f"with {n:.0f} stages, each of 8 programs reads {speed:.0f} GB/s")
 
 # %% [markdown]
-# Eight programs read only a small fraction of what DRAM can deliver, and L2 could deliver more to each SM. So a program
-# either waits for its tiles or is busy with them:
+# Eight programs read only a small fraction of what DRAM can deliver, and L2 could deliver more to each SM. So a
+# program either waits for its tiles or is busy with them. The two possibilities predict different effects of the
+# stages:
 #
 # - **It waits.** The program works on the tile in one of its stages, while the tiles for the other stages are in
 #   flight. If the work took no time, the speed would be set by the tiles in flight alone. By *Little's law*, it would
@@ -353,12 +359,13 @@ for n, speed in stages.items():
 #   the previous one, and the program goes on to the next tile only when all three are done. If this takes longer than
 #   a tile takes to arrive, further stages change nothing.
 #
-# The measurement shows both. A second tile in flight makes a program 1.5 times as fast, so with two stages, it does
-# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy, and the
-# work on a tile takes about 0.76 µs.
+# The measurement shows both effects. With three stages instead of two, a program is 1.4 times as fast, so with two
+# stages, it does wait for its tiles. With more than three stages, however, it hardly becomes any faster. So from three
+# stages on, it is busy, and the work on a tile takes about 0.76 µs.
 #
-# For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
-# work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
+# For our purpose, the answer does not matter, because the fix is the same in both cases. While one program waits or
+# works, programs on other SMs can do the same. About a hundred of them read as fast as a copy, and that is why we
+# split the keys.
 
 # %% [markdown]
 # The next output shows what share of a pure read's speed our decode kernel reaches. Each line gives the number of
@@ -382,8 +389,8 @@ for row in sorted(rows, key=lambda row: row.problem["bytes"]):
 # gets the same number of splits, short heads get programs that have nothing to do. For unequal lengths, the package
 # therefore hands out *equal shares*, a technique that Lean Attention uses and that is also called *stream-K*. This
 # technique lays the work of all heads end to end and cuts it into equal pieces, so a program can finish one head and
-# begin the next. In the figure, four programs share five heads, which have 10, 3, 0, 12 and 2 tiles. The number in each
-# tile is that of the program which reads it:
+# begin the next. In the figure, four programs share five heads, which have 10, 3, 0, 12 and 2 tiles. Each tile shows
+# the number of the program that reads it:
 
 # %% tags=["hide-input"]
 show("decode_shares")
@@ -392,9 +399,10 @@ show("decode_shares")
 # To share the work, we count each tile as one unit and add one unit per head. Even the empty head counts, because some
 # program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8. For example,
 # program 1 gets 3 units for the last tiles of head 0, 1 + 3 for head 1, and 1 for the empty head 2. Programs 1 and 3
-# continue a head that another program began. We add no unit for this, so that the number of units does not depend on
-# the number of programs. The output in the section *Are eight heads enough?* counts differently, with one unit for the
-# start of every program. Only heads 0 and 3 are read by two programs, so only these two heads need a merge.
+# continue a head that another program began. We add no unit for such a second start, so that the number of units does
+# not depend on the number of programs. The output in the section *Are eight heads enough?* counts differently, because
+# there every program gets one unit for its start. Only heads 0 and 3 are read by two programs, so only these two heads
+# need a merge.
 
 # %% [markdown]
 # ## Is a row the same in another batch?
@@ -448,8 +456,9 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 #
 # The kernels of this chapter show where the differences come from. A row that is cut into five splits is rounded
 # differently from one that is not cut, for two reasons. Its terms are added in a different order, and p is rounded to
-# 16 bits relative to a different maximum. `attention()` rounds O to 16 bits at the end, and this hides the difference
-# in all the other numbers above. To see all differences, the next cell stores O in fp32:
+# 16 bits relative to a different maximum. Above, fewer than half of the numbers of O differed, because `attention()`
+# rounds O to 16 bits at the end, and this rounding hides most of the differences. To see all of them, the next cell
+# stores O in fp32:
 
 # %% tags=["nbval-ignore-output"]
 # O of all rows, in fp32
@@ -465,13 +474,15 @@ print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")
 #
 # To get such a kernel, we must choose the number of splits without looking at the batch. `attention()` and
 # `attention_paged()` accept this number as `num_splits`, which is also its name in flash-attn. Split w of a sequence
-# then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs.
-# The tile size must not depend on the batch either, and the parts are merged in the order of their indices.
+# then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of
+# SMs. With `num_splits`, the package also chooses the tile size without looking at the batch, and it merges the parts
+# in the order of their indices.
 #
-# Why does a split read every `num_splits`-th tile, and not one contiguous range, as in `split_kernel` above? In this
-# way, the tiles that are read at the same time are close together in memory. Without `num_splits`, the package also
-# reads single tiles if all sequences have the same length and the splits fill the GPU, as in the batches listed at the
-# start of this section. Otherwise, it hands out the equal shares of the previous section.
+# Why does a split read every `num_splits`-th tile, and not one contiguous range, as in `split_kernel` above? All
+# splits of a head run at the same time, so the tiles that they read at one moment are then neighbours in memory.
+# Without `num_splits`, the package assigns the tiles in the same way if all sequences have the same length and the
+# splits fill the GPU, as in the batches listed at the start of this section. Otherwise, it hands out the equal shares
+# of the previous section.
 
 # %%
 for n in (1, 8):
@@ -517,10 +528,11 @@ for N_k, batch in fixed[1]:
 # %% [markdown]
 # With a single split, a single sequence takes up to ten times as long. The model of the section *Are eight heads
 # enough?* predicts 1,025 / 65 = 16 times, because it does not know that the 128 programs of 16 splits together reach
-# the limit of DRAM. With 16 sequences or more, a single split costs next to nothing. With 16 splits, the batches in the
-# table take at most 12% longer, and with 16,384 keys or more, at most 3%. With 32 splits, calls with short caches take
-# longer still, because their parts are no longer small compared with the cache. So if rows must not depend on the
-# batch, a fixed number that suits a single sequence is cheap for large batches too, unless the caches are short.
+# the limit of DRAM. With 16 sequences or more, a single split costs next to nothing. With 16 splits, the batches in
+# the table take at most 12% longer, and with 16,384 keys or more, at most 3%. With 32 splits, calls with short caches
+# take longer still, because their parts are no longer small compared with the cache. So if rows must not depend on the
+# batch, choose the number of splits that suits a single sequence. Unless the caches are short, this number also costs
+# little in large batches.
 
 # %% [markdown]
 # ## Where is key 20?
@@ -603,8 +615,8 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 
 # %% [markdown]
 # No program reads the entries −1, because the loop over the second sequence's keys has no iterations. Unused rows must
-# not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help. The load from the table is masked as
-# well. A tile can be longer than a page, so its last keys can be past the end of the table.
+# not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help. The load from the table is masked
+# as well, because a tile can be longer than a page, and its last keys can then be past the end of the table.
 
 # %% [markdown]
 # ## Recap

@@ -14,7 +14,7 @@
 #
 # - compute exact attention over several GPUs, none of which ever holds all keys,
 # - cut a causal sequence so that all GPUs have equal work,
-# - predict from two speeds and the length of a piece whether the transfers cost time.
+# - predict from two speeds, and from the number of tokens per GPU, whether the transfers cost time.
 #
 # *Time: 45 minutes. Hardware: any laptop with NumPy; the entries of a list stand in for the GPUs. Before this: [02 ·
 # Online softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The
@@ -42,17 +42,18 @@ from fa2_studio.book.verdicts import close, verdict
 # tensors of all layers take 512 GiB. Training keeps these tensors for the backward pass, but an H200 holds only 141
 # GiB.
 #
-# So we give each of four GPUs a quarter of the tokens. Each GPU then keeps 128 GiB of these tensors, which just fits. A
-# process with its GPU is called a **rank**, and its part of the sequence is called a **shard**. The cut only affects
-# attention, where a rank has the queries of its own tokens but needs the keys and values of all tokens. If each rank
-# gathered all keys of a layer, its memory would again grow with the whole sequence. Instead, it holds one block at a
-# time, where a block is the keys and values of one shard. In each step, every rank
+# So we give each of four GPUs a quarter of the tokens. Each GPU then keeps 128 GiB of these tensors. This fits,
+# although it leaves little memory for anything else, so in practice you would take more GPUs. A process with its GPU
+# is called a **rank**, and its part of the sequence is called a **shard**. The cut only affects attention, where a
+# rank has the queries of its own tokens but needs the keys and values of all tokens. If each rank gathered all keys of
+# a layer, its memory would again grow with the whole sequence. Instead, it holds one block at a time, where a block is
+# the keys and values of one shard. In each step, every rank
 #
 # 1. computes with the block of K and V that it holds,
 # 2. passes the block on to its right neighbour, and receives another block from the left.
 #
 # Since the last rank's right neighbour is rank 0, the ranks form a ring. The method is called *ring attention* (Liu,
-# Zaharia and Abbeel, 2023):
+# Zaharia and Abbeel, 2023). The table shows which block each rank holds in each step:
 #
 # | | rank 0 | rank 1 | rank 2 | rank 3 |
 # | --- | --- | --- | --- | --- |
@@ -93,10 +94,10 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # %% [markdown]
 # Every rank merges the blocks in a different order, but this only changes the last bits of the result.
 #
-# There is also a method without a ring. In an **all-to-all**, every rank sends a different message to every other rank.
-# One all-to-all before attention gives each rank all rows of some heads, and another one after attention returns the
-# rows of O to the ranks that own them (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs at
-# least one head for each rank.
+# There is also a method without a ring. In an **all-to-all**, every rank sends a different message to every other
+# rank. One all-to-all before attention gives each rank all rows of some heads, and another one after attention returns
+# the rows of O to the ranks that own them (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs
+# at least one query head and one K/V head for each rank.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
@@ -120,8 +121,8 @@ for keys in rows:  # each block meets all queries
     wrong[:, keys] = of_block[1:]
 
 # %% [markdown]
-# **Predict.** Suppose a program mistakenly uses the L of the current block alone. What happens to dK and dV if there
-# are four blocks?
+# **Predict.** Suppose the backward pass mistakenly uses the L of the current block alone. What happens to dK and dV if
+# there are four blocks?
 #
 # - ☐ nothing, because the parts are merged afterwards, as in the forward pass
 # - ☐ they are too small, because every row only spends a quarter of its weight
@@ -167,7 +168,8 @@ for keys in rows:  # each block meets all queries
 # another then form one large tile, which is FULL, DIAGONAL or SKIP, as in chapter 04. Each rank has a quarter of the
 # sequence, and rank 0 has the first quarter. In our example, a quarter has 32 rows, and tiles are 4 × 4. A rank
 # therefore visits 8 · 8 = 64 tiles for the keys of an earlier rank (FULL), 1 + 2 + … + 8 = 36 for its own keys
-# (DIAGONAL), and none for the keys of a later rank (SKIP). The rows are the ranks, and the columns are the steps:
+# (DIAGONAL), and none for the keys of a later rank (SKIP). In the next output, the rows are the ranks, and the columns
+# are the steps:
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
@@ -209,8 +211,8 @@ for rank, counts in enumerate(model.tiles_per_step(quarters, "zigzag", causal=Tr
     print(f"zigzag, rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}")
 
 # %% [markdown]
-# Within each column, all ranks have the same number. The figure shows both cuts at a real size, with 131,072 tokens and
-# tiles of 128 × 128. Each number is the rank that computes this part of the scores:
+# Within each column, all ranks have the same number, so no rank waits for another. The figure shows both cuts at a
+# real size, with 131,072 tokens and tiles of 128 × 128. Each number is the rank that computes this part of the scores:
 
 # %% tags=["hide-input"]
 show("zigzag")
@@ -246,18 +248,18 @@ show("ring_schedule")
 # accumulators dK and dV of the backward pass. They cannot leave before a step has added its part to them, so they
 # travel one step later than their keys.
 #
-# At both ends of the backward pass, something arrives while a rank has no other rank's block to compute with. At the
-# start, the first K and V are on their way, and at the end, the rank's own dK and dV come home. A rank therefore cuts
-# the work with its *own* block in two. It splits the queries into two parts with about the same work, which under the
-# causal mask are the first three quarters and the last quarter of the queries. It computes with one of these parts at
-# the start, and with the other at the end, and so covers both transfers.
+# The backward pass has two transfers during which a rank has no block of another rank to compute with. At the start,
+# it waits for the first K and V, and at the end, for its own dK and dV, which return from the last rank that added to
+# them. To have work during both transfers, a rank cuts the work with its *own* block in two. It splits the queries
+# into two parts with about the same work, which under the causal mask are the first three quarters and the last
+# quarter of the queries. It computes with the first part at the start, and with the second at the end.
 #
 # The table shows the backward pass of rank 0. Its lines 1 to 3 are steps 1 to 3 of the ring above, and step 0, in which
 # the rank computes with its own block, is split into the lines *own, first* and *own, last*:
 #
 # | line | rank 0 computes with block | meanwhile, K and V arrive | meanwhile, dK and dV arrive | then rank 0 |
 # | --- | --- | --- | --- | --- |
-# | own, first | 0 | of block 3 | | keeps its part of dK and dV at home |
+# | own, first | 0 | of block 3 | | keeps this part of its dK and dV |
 # | 1 | 3 | of block 2 | | sends its part on, as the first term of the sum |
 # | 2 | 2 | of block 1 | of block 2 | adds its part and sends the sum on |
 # | 3 | 1 | | of block 1 | adds its part and sends the sum on |
@@ -297,13 +299,15 @@ for name, (flops, link) in speeds.items():
     print(f"{name:20}{flops / 1e12:7.0f}{link / 1e9:13.0f}{smallest(flops, link):28,}")
 
 # %% [markdown]
-# In this output, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary bus.
-# The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data sheets.
-# The last line uses speeds that we measured with torch's transfers, with four ranks at once. In that run, each rank
-# moved only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
-# holds for this way of sending and not for the link. Compared with the line for the H100, the transfers reach less than
-# a third of the speed (131 instead of 450 GB/s), and the kernel is 1.4 times as fast (708 instead of 495 TFLOP/s). Each
-# of these two differences calls for more rows, and together they call for five times as many.
+# In this output, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the PCI Express bus. The
+# first three lines use the link's speed in one direction and, because no kernel reaches the peak, half of the peak
+# FLOP/s. Both values are from the data sheets. The last line uses speeds that we measured on an H200, namely those of
+# the package's kernel and of PyTorch's transfers (`torch.distributed`) while all four ranks send at once. In that run,
+# each rank moved only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the
+# last line tells us about this way of sending, and not about the link. Compared with the line for the H100, the
+# transfers reach less than a third of the speed (131 instead of 450 GB/s), and the kernel is 1.4 times as fast (708
+# instead of 495 TFLOP/s). Each of these two differences calls for more rows, and together they call for five times as
+# many.
 #
 # ## What do four GPUs gain?
 #
@@ -313,8 +317,8 @@ for name, (flops, link) in speeds.items():
 # Apart from computing and sending K and V, the package's ring has one more task. Before any transfer, each rank sends
 # all other ranks a *header* with its number of rows and its options. While the headers are on their way, the rank
 # already computes a part of the work with its own block. If the headers do not agree, all ranks stop. Without this
-# check, a rank with other options could send fewer or shorter messages than its neighbours expect, and the neighbours
-# would wait forever.
+# check, a rank that was called with different options could send fewer or shorter messages than its neighbours expect,
+# and the neighbours would wait forever.
 #
 # **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms, and
 # four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
@@ -329,9 +333,10 @@ for name, (flops, link) in speeds.items():
 # subtraction, and not from a timeline. The forward pass sends K and V around once, and the backward pass sends three
 # times as much, so all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are
 # short. The kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a
-# kernel, 3.8 ms remain, and if such small kernels are only half as fast, more than 3 ms still remain. The rest of the
-# time goes into exchanging headers and into starting kernels and transfers. But the record shows neither how these
-# milliseconds are divided among them, nor whether transfers and kernels slow each other down.
+# kernel, transfers and kernels together take only 3.3 ms, so 3.8 ms remain. If such small kernels are only half as
+# fast, more than 3 ms still remain. This remaining time goes into exchanging headers and into starting kernels and
+# transfers. But the record shows neither how much time each of these takes, nor whether transfers and kernels slow
+# each other down.
 # </details>
 #
 # The next figure shows all lengths and the memory:
@@ -340,14 +345,21 @@ for name, (flops, link) in speeds.items():
 show("ring_speed")
 
 # %% [markdown]
-# From 32,768 tokens on, the ring is faster than one GPU, but it does not reach a speedup of 4. The difference is
-# probably lost to merges and to transfers, which occupy some SMs. In the figure, the cross marks four GPUs with
-# contiguous shards at 131,072 tokens. They are 2.0 times as fast as one GPU, whereas zigzag makes them 3.5 times as
-# fast. At this length, each of the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single
-# GPU needs, because each rank also needs buffers for the blocks in transit.
+# From 32,768 tokens on, the ring is faster than one GPU. By the last line of the previous output, a shard needs at
+# least 10,791 rows to hide the transfers of the forward pass. With four GPUs, 32,768 tokens are still below this
+# bound, because a shard has 8,192 rows. With 65,536 tokens, a shard has 16,384 rows, and four GPUs are more than three
+# times as fast as one. They do not reach a speedup of 4, and the difference is probably lost to merges and to
+# transfers, which occupy some SMs.
 #
-# `fa2_lab.distributed` runs this ring with torch, using NCCL between GPUs and gloo between the processes of a laptop.
-# To use it, write these lines and start them with `torchrun --nproc-per-node 4`:
+# The cross marks four GPUs with contiguous shards at 131,072 tokens. They are 2.0 times as fast as one GPU, whereas
+# zigzag makes them 3.5 times as fast. In the figure, the ratio of the two speeds is 2.04 / 3.50 = 58%, which is close
+# to the 57% of the time in which contiguous ranks work. At this length, each of the four GPUs needs 2.0 GiB. This is
+# more than a quarter of the 5.1 GiB that a single GPU needs, because each rank also needs buffers for the blocks in
+# transit.
+#
+# `fa2_lab.distributed` runs this ring with PyTorch. The data travel through PyTorch's communication libraries, which
+# are NCCL between GPUs and gloo between the processes of a laptop. To use it, write these lines and start them with
+# `torchrun --nproc-per-node 4`:
 #
 # ```python
 # from fa2_lab.distributed import ring_attention, shard
@@ -374,11 +386,11 @@ show("ring_speed")
 # ## Exercises
 #
 # **Build.** Write one of the four steps of the backward ring, without a mask. Each argument is a list with one entry
-# per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call
-# returns dQ, dK and dV, and rank r adds the first two to dq[r] and dk[r]. Then every rank passes on the arrays that
-# travel. Return dq, k, v and dk as the next step needs them. The check starts with dq and dk full of zeros and takes
-# four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four times, so that a
-# rank's own part also travels.
+# per rank. Rank r calls `fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)` with the block that it holds. The call returns
+# dQ, dK and dV of this step, and rank r adds the first two to dq[r] and dk[r]. Then every rank passes on the arrays
+# that travel. Return dq, k, v and dk as the next step needs them. The check starts with dq and dk full of zeros and
+# takes four steps. To keep the exercise short, we leave out dV, which travels like dK, and send dK four times, so that
+# a rank's own part also travels.
 
 # %%
 def ring_step(q, o, lse, do, dq, k, v, dk):

@@ -79,9 +79,9 @@ show("mask_intervals")
 # A tile between the lines is FULL, a tile that a line crosses is DIAGONAL, and the other tiles are never loaded.
 #
 # From one row to the next, neither end moves left. So the top row of a row block has the smallest `first`, the bottom
-# row has the largest `last`, and the loop runs from one to the other. A key that both the top row and the bottom row
-# see is seen by all rows of the block. Therefore, the interval ends of these two rows, four numbers in all, decide
-# the kind of every tile.
+# row has the largest `last`, and the loop runs from this `first` to this `last`. A key that both the top row and the
+# bottom row see is seen by all rows of the block. Therefore, the interval ends of these two rows, four numbers in all,
+# decide the kind of every tile.
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
@@ -138,12 +138,12 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 #
 # ## Which tiles of a window need a mask?
 #
-# Only the tiles that the edges of a window cross need a mask, and masking takes time, so how many are there? If a
-# causal window is wider than a tile, these are the tiles at its two edges. With square tiles of B × B, a row block has
-# one such tile on the diagonal, which is the window's right edge. At the left edge, the window moves by one key per
-# row. So between the top and the bottom row of the block, B − 1 consecutive keys drop out of the window, and the tiles
-# that contain them need a mask. These are two tiles, unless all B − 1 keys are in the same one. The sketch shows rows 8
-# to 11 for B = 4 and two windows, with a `#` for each key that a row sees:
+# Masking takes time, but only the tiles that an edge of the window crosses need a mask. How many are there in a row
+# block? Suppose that the tiles are square, B × B, and that the causal window is wider than a tile. The right edge of
+# the window is the diagonal, and it crosses one tile. The left edge moves by one key per row. So between the top and
+# the bottom row of the block, B − 1 consecutive keys drop out of the window, and the tiles that contain these keys
+# need a mask. There are two such tiles, unless all B − 1 keys are in the same tile. The sketch shows rows 8 to 11 for
+# B = 4 and two windows, with a `#` for each key that a row sees:
 #
 # ```text
 # left = 6   tile 0    tile 1    tile 2
@@ -164,10 +164,11 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # With left = 6, the windows of these rows begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 drop out, so tiles 0 and 1 need
 # a mask. With left = 8, keys 0, 1 and 2 drop out, and they are all in tile 0.
 #
-# In general, when are the keys that drop out in a single tile? A tile has B keys, so B − 1 consecutive keys fit into it
-# only if they begin at its first key or at its second. The top row of block i is row iB, whose window begins at key iB
-# − left, so this is the first key that drops out. It is the first key of a tile if `left` is a multiple of B, and the
-# second key of a tile if `left` + 1 is a multiple of B. For every other `left`, two tiles at the left edge need a mask.
+# In general, when are the keys that drop out in a single tile? A tile has B keys, so B − 1 consecutive keys fit into
+# it only if they begin at its first key or at its second. The first key that drops out is the one at which the window
+# of the block's top row begins. In block i, the top row is row iB, and its window begins at key iB − `left`. This key
+# is the first key of a tile if `left` is a multiple of B, and the second key of a tile if `left` + 1 is a multiple of
+# B. For every other `left`, two tiles at the left edge need a mask.
 
 # %% [markdown]
 # ## Many documents in one sequence
@@ -202,7 +203,7 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
     print(f"{name}: {sum(int(tiles_per_row(t).sum()) for t in tilings)} tiles")
 
 # %% [markdown]
-# How much does packing gain? We time sixteen causal sequences of 100 to 4,000 tokens on an H200, with 32 heads at d =
+# How much does packing gain? We timed sixteen causal sequences of 100 to 4,000 tokens on an H200, with 32 heads at d =
 # 64 and with 16 heads at d = 128. Padded to the longest, they have 64,000 tokens, but packed, they have only 32,800.
 # `torch varlen_attn` is PyTorch's call for packed sequences, and FlashAttention-3 is FA2's successor, written for
 # Hopper:
@@ -215,10 +216,11 @@ for row in timed:
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
-# With padding, our call takes 1.9 to 2.1 times as long as with packing. The call skips padding keys, but the padding
-# rows still attend to all real keys. A sequence of n tokens, padded to 4,000, thus costs n²/2 + (4,000 − n) n scores
-# instead of n²/2. For the sixteen lengths 100, 360, …, 4,000, this is 1.9 times the work. On this GPU, our call runs
-# the kernels of chapters 12b and 13, while PyTorch runs those of FA2, which were not written for Hopper.
+# With padding (the column `fa2_lab padded`), our call takes 1.9 to 2.1 times as long as with packing. The padded call
+# skips padding keys, but the padding rows still attend to all real keys. A sequence of n tokens, padded to 4,000, thus
+# costs n²/2 + (4,000 − n) n scores instead of n²/2. For the sixteen lengths 100, 360, …, 4,000, this is 1.9 times the
+# work. On this GPU, our call runs the kernels of chapters 12b and 13, while PyTorch runs those of FA2, which were not
+# written for Hopper.
 #
 # ## A cap on the scores
 #
@@ -250,9 +252,10 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 #
 # In this book, a masked score is −∞. Many programs instead write a large negative number such as −10,000 into their
 # masks. As long as a row sees some key with an ordinary score, there is no difference, because $e^{-10000}$ is 0 as
-# well. But in a row that sees no key, no score is ahead of the masked ones, so softmax gives the masked keys a total
-# weight of 1. Moreover, the lowest number of fp16 is −65,504, so adding two masks that contain it overflows. The next
-# cell shows both effects, and [appendix D](D_numbers.ipynb) shows bugs that such numbers have caused:
+# well. But in a row that sees no key, all scores are the same large negative number. Softmax subtracts the largest
+# score, so the masked keys get a total weight of 1. Moreover, the lowest number of fp16 is −65,504, so adding two
+# masks that contain it overflows. The next cell shows both effects, and [appendix D](D_numbers.ipynb) shows bugs that
+# such numbers have caused:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
@@ -272,9 +275,9 @@ print("with −∞, the output is",
 # hides those tokens. To replace them, the model gpt-oss gives each head a learned number, the *sink*. It is one more
 # score in the softmax of each row, but it has no value vector.
 #
-# Think of the sink as the first key that a row meets. After this key, m is the sink, the sum is $e^{sink - m} = 1$, and
-# $o$ is still 0, because there was no value to add. So the loop of chapter 02 only needs a different initial state, $m$
-# = sink and $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same. $L = \log \bigl(e^{sink} +
+# Think of the sink as the first key that a row meets. After this key, m is the sink, ℓ is $e^{sink - m} = 1$, and $o$
+# is still 0, because there was no value to add. So the loop of chapter 02 only needs a different initial state, $m$ =
+# sink and $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same. $L = \log \bigl(e^{sink} +
 # \sum_j e^{s_j}\bigr)$ now has one more term, because the sum in ℓ begins with the sink's term:
 
 # %%
@@ -295,12 +298,12 @@ print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
 print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ O)$.
-# These formulas hold for every score of a row, including the sink. For a key, $dP$ is $dO \cdot v$. The sink, however,
-# has no value, so its $dP$ is 0, which leaves $-P_{sink} D$. For the same reason, the sink adds only $P_{sink} \cdot 0$
-# to the weighted mean of $dP$, so D is still $\mathrm{rowsum}(dO \circ O)$. Because all rows of a head share the sink,
-# its gradient is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$. The next cell checks this for a loop that
-# also has a window and a softcap:
+# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$. There, $D$ is the mean of a row's
+# $dP$, weighted by $P$, and it is computed as $D = \mathrm{rowsum}(dO \circ O)$. These formulas hold for every score
+# of a row, including the sink. For a key, $dP$ is $dO \cdot v$. The sink, however, has no value, so its $dP$ is 0,
+# which leaves $-P_{sink} D$. For the same reason, the sink adds only $P_{sink} \cdot 0$ to the weighted mean, so $D$
+# is still $\mathrm{rowsum}(dO \circ O)$. Because all rows of a head share the sink, its gradient is the sum over the
+# rows, $dsink = -\sum_r P_{r,sink} D_r$. The next cell checks this for a loop that also has a window and a softcap:
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
@@ -368,7 +371,8 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # - With a window, the work grows with $N$ instead of $N^2$. Packed documents are small problems side by side.
 # - A softcap is a function of the score, applied before the mask, with slope $1 - (t/c)^2$.
 # - A sink is the initial state $m = sink$, $\ell = 1$, and its gradient is $dsink = -\sum_r P_{r,sink} D_r$.
-# - An interval is two numbers that the kernel computes. Any other mask needs a list of tiles.
+# - An interval is two numbers that the kernel computes. To skip tiles under any other mask, a kernel needs a list of
+#   tiles.
 
 # %% [markdown]
 # ## Exercises
