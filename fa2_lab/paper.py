@@ -227,8 +227,8 @@ NO_TRITON = {
     "FA1.A2.L5": "a kernel cuts nothing: a block is an address and a mask",
     "FA1.A2.L14": "the ladder's kernels have no dropout",
 }
-# No kernel runs FA1's backward pass, but most of its lines also occur in FA2's. For example, line 11 of FA1.A4 is line
-# 10 of FA2.A2.
+# No kernel runs FA1's backward pass, but most of its lines also occur in FA2's backward pass. For example, line 11 of
+# FA1.A4 is line 10 of FA2.A2.
 LINES_OF_FA1 = (3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 19, 20, 21, 22, 24, 26)
 IN_FA2 = dict(zip(LINES_OF_FA1, (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 4, 14, 15, 16, 18, 20), strict=True))
 NO_TRITON |= {
@@ -256,7 +256,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
 FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in the order of these folders
-SHOWN = 10  # the maximum number of lines in a short answer
+SHOWN = 10  # the maximum number of lines that printing a Whereabouts shows
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Whereabouts:
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line may name what is left out
+        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line counts the omitted lines
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []
@@ -346,7 +346,7 @@ def triton_file(algorithm: Algorithm) -> str | None:
 
 
 def where(tag: str) -> Whereabouts:
-    """Look up a line of a paper, and return the lines of code that compute it as a Whereabouts.
+    """Look up a line of a paper, and return a Whereabouts that lists the lines of code that compute it.
 
     `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """

@@ -53,7 +53,7 @@ class Record:
     rows: list[Measurement] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # problems that an interrupted run did not reach
     curves: dict[str, list[float]] = field(default_factory=dict)  # {name: values}, such as the loss at each step
-    sustained: list[Measurement] = field(default_factory=list)  # the same problems, run without pauses
+    sustained: list[Measurement] = field(default_factory=list)  # measurements of the same problems, run without pauses
     sustained_protocol: str = ""
     made_by: str = ""  # the command that writes this record, or the reason why no command does
 

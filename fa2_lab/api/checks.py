@@ -262,7 +262,7 @@ def check_softcap(softcap: object) -> float | None:
 def simplify_mask(
     causal: bool, window: tuple[int | None, int | None] | None, N_q: int, N_k: int
 ) -> tuple[bool, int | None, int | None]:
-    """Return (causal, left, right) for an equivalent mask. Raise an error if the window is invalid.
+    """Return an equivalent mask in its simplest form, (causal, left, right). Raise an error if the window is invalid.
 
     A window bound that no row reaches becomes None, and right = 0 becomes causal = True.
     """
@@ -338,7 +338,7 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
 def check_transforms(*gradients: Tensor | None) -> None:
     """Raise an error inside a transform of torch.func, or if torch.vmap has batched a gradient.
 
-    The kernels require tensors backed by memory, but inside such a transform, tensors have none.
+    The kernels require tensors that are backed by memory, and inside such a transform, tensors are not.
     """
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(NO_TRANSFORMS)

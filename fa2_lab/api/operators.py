@@ -27,7 +27,7 @@ from fa2_lab.kernels.strides import contiguous_like, rows_contiguous
 def dispatch_module() -> ModuleType:
     """Import and return kernels.dispatch, the module that chooses the kernels.
 
-    No other function imports this module, because it needs Triton.
+    No other function imports kernels.dispatch, because that module needs Triton.
     """
     from fa2_lab.kernels import dispatch
 

@@ -23,7 +23,7 @@ class State:
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Merge (O, L), which these rows have computed over further keys, into the state of `rows`.
+        """Merge (O, L), the result for `rows` with further keys, into the state of these rows.
 
         An output (O, L) is equivalent to the state m = L, l = 1 and o = O.
         """

@@ -1,4 +1,4 @@
-"""Mistakes in two sets of notes on FlashAttention-2, one an outline of the paper and one in English and Chinese."""
+"""Mistakes in two sets of notes on FlashAttention-2: an outline of the paper, and notes in English and Chinese."""
 
 from fa2_lab.errata.cases import Small, distance
 from fa2_lab.errata.erratum import Erratum

@@ -17,8 +17,8 @@ The model covers four kernels:
 forward   the forward pass, which keeps a row block on chip and loops over K and V
 backward  the backward pass in one kernel (FA2's Algorithm 2), which keeps a column block, loops over Q and dO, and adds
           to dQ
-dkdv      in a backward pass of two kernels, the one that computes dK and dV, with the loop of `backward` but without dQ
-dq        in a backward pass of two kernels, the one that computes dQ, which keeps a row block and loops over K and V
+dkdv      one of the two kernels of a split backward pass: it computes dK and dV in the loop of `backward`, but not dQ
+dq        the other kernel of a split backward pass: it computes dQ, keeps a row block, and loops over K and V
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """Return a tile's operations in FA1 and FA2, and those at the end of an FA2 row block, timed in cycles of one SM.
+    """Return the operations on a tile in FA1 and FA2, and at the end of a row block in FA2, in clock cycles of one SM.
 
     Two operations are not listed: the multiplication by τ is part of the FMA that computes τ s − m, and the addition to
     o is part of the matmul.
@@ -29,7 +29,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]
     sums = [Operation("o ×α", "O", of_rows), Operation("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Operation(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
-    at_once = {}  # {algorithm: clocks per tile if all units work at once}
+    at_once = {}  # {algorithm: clock cycles per tile if all units work concurrently}
     for algorithm, steps in loops.items():
         tile = time_model.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
         other_clocks = tile.tensor + tile.fp32 + tile.exp - sum(step.clocks for step in steps)
@@ -48,7 +48,7 @@ ROW_HEIGHT = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: str, measured: float) -> style.Drawn:
-    """Draw a tile's operations in FA1 and FA2 on one time axis, and those that FA2 runs after the loop.
+    """Draw the operations on one tile in FA1 and FA2, and those after FA2's loop, on one time axis.
 
     `loops` is {"FA1" or "FA2": operations on one tile}, and `end` lists the operations after FA2's loop. The last row
     shows `at_once`, which is {"FA1" or "FA2": clock cycles that a tile takes if all units work concurrently}.

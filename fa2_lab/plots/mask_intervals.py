@@ -1,4 +1,4 @@
-"""Diagram of masks with one range of keys per row, and of their tiles: causal, windows, padding, documents, a sink."""
+"""Diagram of masks in which each row sees one range of keys, such as causal masks and windows, and of their tiles."""
 
 import numpy as np
 

@@ -5,7 +5,7 @@ import numpy as np
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
 
-Merge = tuple[int, int, SoftmaxState]  # the indices of two states (leaves come first), and the merged state
+Merge = tuple[int, int, SoftmaxState]  # the indices of two states (the leaves have the lowest), and the merged state
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
@@ -38,7 +38,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _pairs_in_order(begin: int, end: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that merge leaves begin … end − 1 one after another. New nodes begin at `number`."""
+    """Return the pairs of nodes that merge leaves begin to end − 1 in order. New nodes are numbered from `number`."""
     lefts = [begin, *range(number, number + end - begin - 2)]
     return list(zip(lefts, range(begin + 1, end), strict=True))
 

@@ -170,7 +170,7 @@ def slower_implementations(rows: list[Ratios], gap: str) -> str:
 
 
 def draw_legend(ax: Axes, y: float, across: Transform) -> None:
-    """Draw the legend, which is the mark and the name of each fast peer, in a line at y."""
+    """Draw the legend in a line at height y, with the mark and the name of each fast peer."""
     narrow = style.is_narrow()
     for (peer, look), start in zip(FAST_PEERS.items(), LEGEND_STARTS[narrow], strict=True):
         ax.plot([start], [y], linestyle="none", transform=across, **look)
@@ -178,7 +178,7 @@ def draw_legend(ax: Axes, y: float, across: Transform) -> None:
 
 
 def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
-    """Draw the range and the median of the ratios to one implementation, and beside them two numbers.
+    """Draw the range and the median of fa2_lab's speed relative to one implementation, with two numbers beside them.
 
     The numbers are the median, at `number_place` = (x, transform), and the number of problems on which fa2_lab is
     slower. An arrowhead marks the end of a range that continues beyond the scale. If the median is beyond the scale,

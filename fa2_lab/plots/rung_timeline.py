@@ -82,7 +82,7 @@ EXPLANATIONS = {  # {rung: sentences added to its caption}
     " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
-CHANGE_LABELS = {  # {rung: text beside the first changed box or below the copies, which a phone does not show}
+CHANGE_LABELS = {  # {rung: text beside the first changed box or below the copies, not shown on a phone}
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",

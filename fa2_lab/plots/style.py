@@ -45,8 +45,8 @@ OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
 BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength, the same on light and dark pages
 MASK_HATCH = "////"
-CARD = "#FFFFFF"  # the card's background, which keeps pictures in notebooks readable on light and dark pages
-EDGE = "#D0D7DE"  # the line around the card
+CARD = "#FFFFFF"  # the card's colour, which keeps pictures in notebooks readable on light and dark pages
+EDGE = "#D0D7DE"  # the colour of the line around the card
 TEXT_BACKGROUND = dict(
     facecolor=PAPER, edgecolor="none", pad=1.0
 )  # the background of text that is written across lines
@@ -334,7 +334,8 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
 def draw_owners(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
     """Draw each tile in the colour of its worker, with the worker's number on it.
 
-    `owner` holds the worker of each tile, counted from 0. Numbers begin at `first`. A tile with worker −1 is hatched.
+    `owner` holds the index of each tile's worker, or −1 for a tile without a worker, which is hatched. The printed
+    numbers begin at `first`.
     """
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:

@@ -5,7 +5,7 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
-# {line in the picture: its name in a record}, for the ladder's times, the times measured over N, and the memory.
+# {line in the picture: its name in the record of the ladder, of the times by sequence length, or of the memory}
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1"}
 OVER_N = {"FA2": "torch flash", "ours": "fa2_lab"}
 MEMORY = {"standard": "torch math", "FA2": "torch flash", "ours": "fa2_lab"}

@@ -100,7 +100,7 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 def _draw_blocks(ax: style.Axes, schedule: Schedule) -> None:
     """Draw each block as a bar on its SM's line, in alternating greys."""
     if len(schedule.placements) > MAX_VISIBLE_BLOCKS:
-        # One bar per SM, up to the end of its last block.
+        # Draw one bar per SM, which ends with the SM's last block.
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placements}
         style.bars(ax, list(whole.values()), style.worker_color(1))
         return

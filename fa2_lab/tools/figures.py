@@ -117,7 +117,7 @@ def with_source(figure: Figure, alt: str) -> bytes:
 
 
 def stacked(hero: str) -> str:
-    """Return the README's first picture, modified for phones by the CSS class `narrow`, which stacks its two halves."""
+    """Return the SVG of the README's first picture, modified for phones: the class `narrow` stacks its two halves."""
     narrow = 'class="narrow" viewBox="0 0 420 865" width="420" height="865"'
     hero = hero.replace('viewBox="0 0 840 540" width="840" height="540"', narrow)
     return re.sub("</tspan> ([^<]*)", r'</tspan><tspan x="420" dy="1.5em">\1</tspan>', hero)

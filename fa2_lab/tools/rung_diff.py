@@ -44,7 +44,10 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return the unchanged lines that the diff shows: the last few and, unless the diff begins here, the first few."""
+    """Return those of the unchanged `lines` between two changes that the diff shows: the first few and the last few.
+
+    If `first` is True, the diff begins with these lines, and only the last few are returned.
+    """
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
