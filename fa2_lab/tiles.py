@@ -74,7 +74,7 @@ class Mask:
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
     def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
-        """Return (begin, end): the given row sees columns begin to end − 1.
+        """Return (begin, end): the given row sees columns begin … end − 1.
 
         `row` is a row index or an array of row indices. `allowed` and `bias`, which may mask further columns, are
         ignored. Neither begin nor end ever decreases from one row to the next. A row with begin = end sees nothing.
@@ -128,7 +128,7 @@ class Tiling:
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
     def interval(self, row: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (begin, end): the given row sees columns begin to end − 1, as in Mask.interval()."""
+        """Return (begin, end): the given row sees columns begin … end − 1, as in Mask.interval()."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
@@ -148,7 +148,7 @@ class Tiling:
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (begin, end): row block i sees columns only in the column blocks begin to end − 1.
+        """Return (begin, end): row block i sees columns only in the column blocks begin … end − 1.
 
         i is an index or an array of indices. `allowed` and `bias`, which may mask further blocks, are ignored.
         """

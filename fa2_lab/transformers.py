@@ -61,7 +61,7 @@ class Interval(masking_utils.BlockMask):
         return self.size
 
     def contiguous(self) -> "Interval":
-        """Return the mask itself. The method exists because `generate` calls it."""
+        """Return the mask itself. `generate` calls this method, as it would on a tensor."""
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":

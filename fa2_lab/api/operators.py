@@ -150,7 +150,7 @@ OP_OPTIONS = [name for name in Options._fields if name != "bias"]  # the options
 
 
 def schema() -> str:
-    """Return a custom operator's argument list: the fields of Tensors and, except the bias, of Options."""
+    """Return a custom operator's argument list: all fields of Tensors, then all fields of Options except the bias."""
     defaults = {name: f"={value}" for name, value in Options._field_defaults.items()}
     fields = [f"{TYPES[hint]} {name}" for name, hint in get_type_hints(Tensors).items()]
     types = get_type_hints(Options)

@@ -190,7 +190,7 @@ SMEM = Erratum(
     unit="elements",
 )
 
-KIB_PER_SM, KIB_RESERVED_PER_BLOCK = 228, 1  # H100, CUDA programming guide, compute capability 9.0
+KIB_PER_SM, KIB_RESERVED_PER_BLOCK = 228, 1  # for an H100, from the CUDA programming guide (compute capability 9.0)
 
 SMEM_LIMIT = Erratum(
     id="article-228",

@@ -137,7 +137,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def find(name: str) -> Chip:
-    """Return the chip with this name, which is its name in the table of chips or the one that its driver reports."""
+    """Return the chip with this name: a name in the table of chips, or the name that a driver reports."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")

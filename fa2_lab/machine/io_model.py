@@ -190,7 +190,7 @@ FP32_TENSORS = (
     "L",
     "D",
     "dQ",
-)  # the scores, the row statistics and the dQ that is accumulated in HBM
+)  # the scores, the row statistics, and dQ, because it is accumulated in HBM
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:

@@ -61,7 +61,7 @@ class Shares:
     def spans(self, w: int) -> list[tuple[int, int, int]]:
         """Return the work of program w, in order, as a list of (head, begin, end).
 
-        The program reads tiles begin to end − 1 of the head.
+        The program reads tiles begin … end − 1 of the head.
         """
         parts = []
         for head, n in enumerate(self.tiles):

@@ -146,7 +146,7 @@ def split_k(
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
     """Return the scores (B_r, B_c / W) that warp w computes for a tile, and write their row maxima to shared memory."""
-    q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
+    q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, and a slice of K
     s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
     shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
     return s_w

@@ -54,7 +54,7 @@ def random_text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices: one of a text's words, and one of the word before each (zeros before the first)."""
+    """Return two one-hot matrices: the words of a text, and the word before each of them (zeros before the first)."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 

@@ -1,4 +1,4 @@
-"""Diagram of the matmuls for one tile if the gradients are computed in one pass, and if they are computed in two."""
+"""Diagram of the matmuls for one tile if the gradients are computed in one pass or in two passes."""
 
 from fa2_lab.plots import style
 

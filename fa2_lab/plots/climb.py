@@ -31,7 +31,7 @@ def data() -> dict:
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
-JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
+JUMPS = {  # {last rung of a large gain: (number of changes that led to it, description)}
     "03": (3, "Scores stay on the chip, rows in parallel"),
     "05": (1, "O is divided once, so a third program fits on an SM"),
     "10": (1, "The copies of two tiles run ahead"),
@@ -39,16 +39,16 @@ JUMPS = {  # {number of the jump's last rung: (number of changes, description)}
     "18": (1, "A tile has 128 keys instead of 64"),
     "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
 }
-LOSES = 0.99  # a change that multiplies the speed by less than this is drawn as an open bar
+LOSES = 0.99  # the bar of a change that multiplies the speed by less than this has no fill
 
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """Draw the speed of each rung relative to that of `peer`.
 
-    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The bar of a jump is labelled
-    with the jump's number and factor, and the bar of a change that loses speed is open. `peer` is (name, TFLOP/s
-    without a mask, TFLOP/s under the causal mask).
+    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The largest gains, listed in
+    JUMPS, are numbered. Each one is labelled with its number and speedup, on the bar of its last rung. The bar of a
+    change that loses speed has no fill. `peer` is (name, TFLOP/s without a mask, TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

@@ -18,7 +18,7 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """Return the operations on a tile in FA1 and FA2, and at the end of a row block in FA2, in clock cycles of one SM.
+    """Return the operations on a tile in FA1 and FA2, and those after FA2's loop, each with its clock cycles on one SM.
 
     Two operations are not listed: the multiplication by τ is part of the FMA that computes τ s − m, and the addition to
     o is part of the matmul.

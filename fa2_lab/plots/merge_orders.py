@@ -38,7 +38,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _pairs_in_order(begin: int, end: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that merge leaves begin to end − 1 in order. New nodes are numbered from `number`."""
+    """Return the pairs of nodes that merge leaves begin … end − 1 in order. New nodes are numbered from `number`."""
     lefts = [begin, *range(number, number + end - begin - 2)]
     return list(zip(lefts, range(begin + 1, end), strict=True))
 

@@ -89,7 +89,7 @@ def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 def matmuls(tag: str) -> dict[int, str]:
-    """Return {line: circled digit} for the lines of an algorithm that run a matmul, which are numbered in order."""
+    """Return {line: circled digit} for the lines of an algorithm that run a matmul, with the digits in order."""
     lines = [line for line, work in WORK[tag].items() if "matmul" in work]
     return dict(zip(lines, "①②③④⑤", strict=False))
 

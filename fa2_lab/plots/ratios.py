@@ -70,7 +70,7 @@ def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
 
 
 def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return {implementation: list of ratios}, each of which is fa2_lab's speed divided by the implementation's."""
+    """Return {implementation: list of ratios of fa2_lab's speed to the implementation's speed}."""
     by_name = {
         name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*FAST_PEERS, *SLOW_PEERS)
     }
@@ -213,7 +213,7 @@ def faster_implementations(ratios: dict[str, list[float]]) -> str:
 
 
 def median_ranges(rows: list[Ratios], group: str) -> str:
-    """Format the smallest and the largest median ratio of each fast peer among a group's rows."""
+    """Format, for each fast peer, the smallest and the largest median ratio in the rows of `group`."""
     medians_by_name: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name in FAST_PEERS.keys() & ratios:

@@ -1,4 +1,4 @@
-"""Bar chart of the terms of l and o: before and after a new maximum rescales them, and with the new terms added."""
+"""Bar chart of the terms of l and o: before and after a new maximum rescales them, and after new terms are added."""
 
 from fractions import Fraction
 

@@ -120,7 +120,7 @@ def rung_label(rung: str) -> str:
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, its limit
+Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, the limiting unit
 FILL_BELOW = style.tint(style.INK, 0.05)  # the fill below a ceiling
 LONG = 20  # on a phone, a name longer than this gets more room, and its limit is not printed
 LINE = 0.2  # inches from one line of text to the next

@@ -1,4 +1,4 @@
-"""Plots of rounding errors with a common sign: their distribution between two bf16 numbers, and their sum in D."""
+"""Plots of rounding errors that share a sign: their distribution between two bf16 numbers, and their sum in D."""
 
 import numpy as np
 

@@ -242,7 +242,7 @@ def wrap_text(text: Text, max_width: float) -> None:
 def new_stacked_figure(
     height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any
 ) -> tuple[Figure, np.ndarray]:
-    """Return new_figure()'s figure with a grid of axes. On a phone, the axes of each row are stacked."""
+    """Return a figure with a grid of axes, as new_figure() does. On a phone, the axes of each row are stacked."""
     if not is_narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)

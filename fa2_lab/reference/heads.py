@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return a list of each query head's sink, with None if a head has no sink or a sink of −∞."""
+    """Check the sinks, and return a list with one entry per head. No sink, or a sink of −∞, becomes None."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -98,7 +98,7 @@ def both(name: str, what: str) -> str:
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the measurement without a mask for the problem shown in the table."""
+    """Return the measurement without a mask for the problem shown in the ladder's table."""
     row = reasons.forward_row(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
@@ -209,8 +209,8 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 def several(results: Record, **numbers: str) -> str:
     """Return a Markdown table with one row for each of the named rungs.
 
-    Each keyword argument is a rung and the hardware counter to show for it. For example, r05="L2 bytes" adds a row for
-    rung 05 with its L2 bytes.
+    Each keyword names a rung, and its value names the hardware counter to show. For example, r05="L2 bytes" adds a row
+    for rung 05 with its L2 bytes.
     """
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]

@@ -44,9 +44,9 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return those of the unchanged `lines` between two changes that the diff shows: the first few and the last few.
+    """Return the lines to show from a run of unchanged lines: the first few and the last few.
 
-    If `first` is True, the diff begins with these lines, and only the last few are returned.
+    If `first` is True, the diff begins with this run, and only the last few lines are returned.
     """
     if first:
         return lines[-AROUND:]
