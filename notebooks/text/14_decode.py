@@ -478,11 +478,11 @@ print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")
 # SMs. With `num_splits`, the package also chooses the tile size without looking at the batch, and it merges the parts
 # in the order of their indices.
 #
-# Why does a split read every `num_splits`-th tile, and not one contiguous range, as in `split_kernel` above? All
-# splits of a head run at the same time, so the tiles that they read at one moment are then neighbours in memory.
-# Without `num_splits`, the package assigns the tiles in the same way if all sequences have the same length and the
-# splits fill the GPU, as in the batches listed at the start of this section. Otherwise, it hands out the equal shares
-# of the previous section.
+# Why does a split read every `num_splits`-th tile, and not one contiguous range, as in `split_kernel` above? The
+# programs of a head start together, so the tiles that they read at one moment are then neighbours in memory. Without
+# `num_splits`, the package assigns the tiles in the same way if all sequences have the same length and the splits fill
+# the GPU, as in the batches listed at the start of this section. Otherwise, it hands out the equal shares of the
+# previous section.
 
 # %%
 for n in (1, 8):

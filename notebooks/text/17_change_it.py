@@ -98,10 +98,10 @@ for N in (2048, 8192, 16384, 32768):
 
 # %% [markdown]
 # At N = 16,384, the tensor takes up 17 GB, which is 32 times as much as Q, K, V and O together. Just reading the half
-# below the diagonal takes 1.8 ms, while the whole of attention takes 2.2 ms. FlashAttention does not store S and P in
-# memory, but a bias of the same shape brings back the memory wall of chapter 01. Some implementations fail even
-# earlier, because the strides of such a tensor no longer fit into 32 bits
-# ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
+# below the diagonal takes at least 1.8 ms, although 2.2 ms would be enough for the whole of attention if nothing but
+# its FLOPs took time. FlashAttention does not store S and P in memory, but a bias of the same shape brings back the
+# memory wall of chapter 01. Some implementations fail even earlier, because the strides of such a tensor no longer fit
+# into 32 bits ([pytorch/pytorch#107959](https://github.com/pytorch/pytorch/issues/107959)).
 #
 # But the kernel does not need this tensor. Each of its values follows from the head, the row and the column, and a
 # kernel that applies a mask has all three in registers anyway. So it can just as well compute each value where it needs
@@ -129,8 +129,8 @@ def alibi(head, row, column):
 
 # %% [markdown]
 # In the loop of chapter 04, only the line that computes `s_ij` changes. The bias is added after the scale and before
-# the mask. As with the causal mask, `row` is the position of the query *among the keys*, $i + N_k - N_q$, so a
-# distance means the same whether a call contains all queries or only the last one:
+# the mask. As with the causal mask, `row` is the position of the query *among the keys*. For query r, it is $r + N_k -
+# N_q$, so a distance means the same whether a call contains all queries or only the last one:
 
 # %%
 def tiled(Q, K, V, head, bias, B_r=4, B_c=4):  # one head, causal
@@ -548,12 +548,13 @@ show("window_tiles")
 # skips tiles. The second call gets only the first keys, and its function hides those that the window already
 # includes. Three things about the second call are easy to miss:
 #
-# - **Positions.** The kernel computes `row` as $i + N_k - N_q$. In this call, $N_k$ is only `FIRST`, so `row` is too
-#   small by N − `FIRST`, which is 48 − 3 = 45. The function adds this number again.
+# - **Positions.** For query r, the kernel computes `row` as $r + N_k - N_q$. In this call, $N_k$ is only `FIRST`, so
+#   `row` is too small by N − `FIRST`, which is 48 − 3 = 45. The function adds these 45 back.
 # - **No causal mask.** The function only shows keys that are more than `LEFT` before the row's own key, so all of them
 #   are in the past.
-# - **Rows without keys.** Rows 0 to 5 have all of the first keys in their window or in their future, so they see
-#   nothing in this call. They get O = 0 and L = −∞, and in the merge, their weight is $e^{-\infty} = 0$.
+# - **Rows without keys.** For each of the rows 0 to 5, the first three keys are either in the row's window or in its
+#   future, so these rows see nothing in this call. They get O = 0 and L = −∞, and in the merge, their weight is
+#   $e^{-\infty} = 0$.
 
 # %%
 N_KEYS = tl.constexpr(48)
@@ -709,9 +710,9 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #
 # Whether these clocks make the kernel slower depends on which unit is the busiest. Chapter 10 gave the clocks that a
 # tile at d = 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again,
-# now for both values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks on
-# the busiest unit, before and after ALiBi is added. In this chapter, a paragraph that begins with **Prediction** tells
-# what a model predicts and we have not measured:
+# now for both values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks
+# on the busiest unit, before and after ALiBi is added. In this chapter, a paragraph that begins with **Prediction**
+# gives a model's answer to a question for which we have no measurement:
 
 # %%
 print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   "
@@ -769,8 +770,8 @@ for case, longer in with_alibi().items():
 #
 # So far, you have changed the function. About every two years, however, NVIDIA changes the GPU. The generation after
 # Hopper is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has
-# been published about it into the models of this book. A paragraph that begins with **Prediction** is again a model's
-# answer, so measurements may one day show that it is wrong.
+# been published about it into the models of this book. A paragraph that begins with **Prediction** again gives a
+# model's answer, and measurements may one day show that it is wrong.
 #
 # ### Which unit finishes last?
 #
@@ -800,11 +801,12 @@ for case, longer in with_alibi().items():
 # ```
 # </details>
 #
-# For three generations, the table lists the clocks that one SM needs for a tile of 128 × 128 scores. The rates come
-# from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128 rows, so K and V
-# are read from shared memory once per tile. A Hopper instruction multiplies only 64 rows, so K and V are read twice. On
-# an A100, each of four warps reads K and V for its own rows (chapter 07), so they are read four times. The number of
-# reads is `readers` below.
+# For three generations, the next output lists the clocks that one SM needs for a tile of 128 × 128 scores. The column
+# *FP32 units* counts all arithmetic other than matmuls and exponentials, such as maxima, sums and the rescaling of O.
+# The rates come from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128
+# rows, so K and V are read from shared memory once per tile. A Hopper instruction multiplies only 64 rows, so K and V
+# are read twice. On an A100, each of four warps reads K and V for its own rows (chapter 07), so they are read four
+# times. The number of reads is `readers` below.
 
 # %%
 names = "tensor cores", "exponentials", "FP32 units", "shared memory"
@@ -828,9 +830,9 @@ for d in (64, 128):
 # From one generation to the next, the tensor cores need half as many clocks, but the exponentials need just as many as
 # before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200 does
 # 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200 therefore needs as much
-# time for the exponentials as for the matmuls. Shared memory takes even longer. However, two row blocks on the same SM
-# can share each copy of K and V. The copy is then written to shared memory once for two tiles, so each tile counts only
-# half of it. The reads stay, because each row block still reads K and V:
+#      time for the exponentials as for the matmuls. Shared memory takes even longer. However, two row blocks on the
+#      same SM can share each copy of K and V. The copy is then written to shared memory once for two tiles, so each
+#      tile counts only half of it. The reads remain, because each row block still reads K and V:
 
 # %%
 units = clocks(chips.B200, 128, 1)
@@ -839,10 +841,11 @@ units["shared memory"] -= copied / 2
 print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 
 # %% [markdown]
-# Once the copies are shared, the exponentials are the bottleneck. At d = 64, they take twice as long as the matmuls.
-# The authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found that
-# exponentials limit the forward pass, and that shared memory limits the backward pass. Their kernel reaches up to
-# 1,613 TFLOP/s, which is 71% of the tensor cores' peak.
+# Once the copies are shared, the exponentials finish last at d = 128 as well, although they take only 1% longer than
+# the tensor cores and shared memory. At d = 64, they take twice as long as the matmuls. The authors of
+# [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found that exponentials limit the
+# forward pass, and that shared memory limits the backward pass. Their kernel reaches up to 1,613 TFLOP/s, which is 71%
+# of the tensor cores' peak.
 #
 # ### How do you compute $2^x$ without the special function unit?
 #
@@ -939,7 +942,8 @@ show("tensor_memory")
 #   stored. The lagging maximum of chapter 12a skips nearly all of these steps, so it gains more than on Hopper.
 #   FlashAttention-4 has separate warps for the rescaling that remains.
 # - **Ping-pong** stays. While the tensor cores work on one row block, the softmax of the other one runs. Now both row
-#   blocks keep S and O in the same tensor memory, and at d = 128 they fill it completely.
+#   blocks keep S and O in the same tensor memory. At d = 128, these four matrices fill it completely, so P has to
+#   overwrite S.
 # - **Pairs.** Two SMs can compute one matmul of 256 rows together. Each SM has its own rows of Q and copies only half
 #   of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory is the
 #   bottleneck. FlashAttention-4 uses pairs in the backward pass, where they also reduce the number of additions to
@@ -952,13 +956,14 @@ show("tensor_memory")
 # ### What is left of the loop without softmax?
 #
 # Faster units make softmax cheaper, but some models do without softmax in most of their layers. Softmax costs one
-# exponential per score, and the number of scores grows with $N^2$. *Linear attention* avoids both costs. If the weights
-# are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j v_j^T$, and the sum over
-# the keys has become a d × d matrix whose size does not depend on N. Often this matrix decays with each token, so that
-# older keys count less. Some models of 2025, such as [Kimi Linear](https://arxiv.org/abs/2510.26692) and
-# [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct), are *hybrids*. Three of every four layers use a
-# refined form of linear attention, and the fourth uses softmax. Which parts of this book's loop do these three layers
-# keep? In the next cell, `state` is the d × d matrix of a chunk of keys, so it is not the matrix of scores:
+# exponential per score, and the number of scores grows with $N^2$. *Linear attention* has neither the exponentials nor
+# the $N^2$ scores. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot
+# \sum_j k_j v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N. Often this
+# matrix decays with each token, so that older keys count less. Some models of 2025, such as [Kimi
+# Linear](https://arxiv.org/abs/2510.26692) and [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct),
+# are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. Which
+# parts of this book's loop do these three layers keep? In the next cell, `linear_state` computes the d × d matrix of a
+# *chunk*, which is a contiguous range of keys, and `merge_linear` merges two of them:
 
 # %%
 GAMMA = 0.95  # decay per token
@@ -985,12 +990,12 @@ for name, (state, _) in states.items():
     print(f"{name}: off by {np.abs(query @ state - whole).max():.6f} from all keys at once")
 
 # %% [markdown]
-# The three layers keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks. Two
-# chunks are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is
-# associative, so chunks can be computed in parallel, on one GPU or in a ring, and merged in any grouping. Other parts
-# of the algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no ℓ.
-# The state no longer belongs to a row, because it depends only on the keys and values and serves every query. And no
-# cache grows with the sequence, because the state has d × d elements at any length.
+# The three layers keep the merge. Each chunk of keys yields a state, which is its d × d matrix, and a factor by which
+# an earlier state shrinks. Two chunks are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of
+# $\alpha$. This merge is associative, so chunks can be computed in parallel, on one GPU or in a ring, and merged in
+# any grouping. Other parts of the algorithm disappear. No exponential can overflow and the weights need not sum to 1,
+# so there is no m and no ℓ. The state no longer belongs to a row, because it depends only on the keys and values and
+# serves every query. And no cache grows with the sequence, because the state has d × d elements at any length.
 #
 # **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although they are
 # only one layer in four. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and
