@@ -193,17 +193,18 @@ show("swizzle_xor")
 # counters. In total, a thread needs about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have
 # 255.
 #
-# The figure shows which tiles fit if n = 2. In each cell, the shared memory is the sum above, whereas the registers and
-# the word *spills* tell what the compiler did. If the registers run out, the kernel still runs, but it *spills*, which
-# means that it moves values to slow memory and back:
+# The figure shows which tiles fit if n = 2. In each cell, the shared memory is the sum above, whereas the registers
+# and the word *spills* tell what the compiler did for an H100 or H200 (`sm_90`). If the registers run out, the kernel
+# still runs, but it *spills*, which means that it moves values to slow memory and back:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
 
 # %% [markdown]
-# Each cell uses four warps, or eight if four are not enough. For registers, the sum above is usually too low. For 32 ×
-# 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers and still spills. So how far can
-# you trust the sum? The next cell counts for all recorded kernels, at both values of d:
+# Each cell uses four warps, or eight if, by the sum above, a thread would need more than 255 registers with four. This
+# sum is usually too low. For 32 × 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers
+# and still spills. So how far can you trust the sum? The next cell counts how many kernels spill, for all block sizes
+# at both values of d, including the four for which shared memory has no room:
 
 # %% tags=["hide-input"]
 measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))),
@@ -217,7 +218,7 @@ for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256),
 # So the sum decides only the clear cases. If it is more than 255, the kernel will spill, and if it is below 120, it
 # will not. In between, the sum does not tell you, so compile the kernel with `fa2-lab xray` and read its number of
 # spills. For example, a tile of 128 × 128 at d = 128 gets eight warps, so its sum is 200 (with four warps, it would be
-# 360), and it still spills. With blocks of 128 × 64, the kernel also has eight warps, but it does not spill.
+# 360), and it still spills. A tile of 128 × 64 at the same d also gets eight warps, and it does not spill.
 #
 # If shared memory is too small, however, the kernel does not run at all. On an RTX 4090, for example, users have run
 # into the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`

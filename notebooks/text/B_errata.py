@@ -76,8 +76,8 @@ for name, version in VERSIONS.items():
 # %% [markdown]
 # Only the first version gives 5/2.
 #
-# **Predict.** You test each version on a single row, cut at the bar. Which row lets the largest number of wrong
-# versions pass?
+# **Predict.** You test each version on a single row, cut at the bar. The rows below list the exponentials, and the
+# values are 8, 0, 4, 2 in each case. Which row lets the largest number of wrong versions pass?
 #
 # - ☐ 1 3 | 4 8
 # - ☐ 8 4 | 3 1
@@ -85,10 +85,9 @@ for name, version in VERSIONS.items():
 #
 # <details><summary>Answer</summary>
 #
-# **8 | 4 3 1.** The largest number comes first, so $\alpha = 1$, and it is alone in its block, so $\ell_1 = 1$. A
-# wrong factor is invisible whenever it happens to be 1. Rows like the second are common, because with T blocks, one
-# in T random rows has its largest score in the first block. Rows like the third come from a test with blocks of one
-# key.
+# **8 | 4 3 1.** The largest exponential comes first, so $\alpha = 1$, and it is alone in its block, so $\ell_1 = 1$. A
+# wrong factor is invisible whenever it happens to be 1. Rows like the second are common, because with T blocks, one in
+# T random rows has its largest score in the first block. Rows like the third come from a test with blocks of one key.
 #
 # ```python
 # rows = {"1 3 | 4 8": 2, "8 4 | 3 1": 2, "8 | 4 3 1": 1}
@@ -198,10 +197,11 @@ for name, slip in SLIPS.items():
 # from a result that is computed in a third way. The wrong version must be far from that result, and the right one
 # must be close to it.
 #
-# The column "off by" shows how far off the wrong version is. A number without a unit is the largest error of a
-# matrix, relative to its largest entry. Here `inf` means that the shape is wrong, and `nan` means that the wrong
-# version gives NaN. A number with a unit is the difference between two counts, factors or shares. In `fa1-flops`, for
-# example, a factor is 1 although it should be 2.
+# The column "off by" shows how far off the wrong version is. A number without a unit is the largest error of a matrix,
+# relative to its largest entry. Here `inf` means that the shape is wrong, and `nan` means that the wrong version gives
+# NaN. A number with a unit is the difference between two counts, factors or shares. For example, `fa1-flops` asks by
+# what factor the FLOPs grow if d doubles. The printed formula implies a factor of 1 and the right one a factor of 2,
+# so the printed formula is off by 1.
 #
 # - `fa2-lab errata fa2-inverse` shows one erratum in full. To run its test, use `python -m pytest
 #   tests/heart/test_errata.py -k fa2-inverse`.

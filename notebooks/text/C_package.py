@@ -74,9 +74,9 @@ print(where("FA2.A1.L10"))
 # why.
 #
 # One difference from PyTorch is the causal mask when there are fewer queries than keys. In the next cell, the 5
-# queries belong to the last 5 of 40 tokens. Our function, like the authors' kernels, lets the first of these queries
-# see 36 keys, because 35 tokens come before it (chapter 04). PyTorch's `is_causal`, however, lets it see only one.
-# People have often confused the two conventions
+# queries belong to the last 5 of 40 tokens. Our function, like the kernels of FlashAttention's authors, lets the first
+# of these queries see 36 keys, because 35 tokens come before it (chapter 04). PyTorch's `is_causal`, however, lets it
+# see only one. People have often confused the two conventions
 # ([pytorch/pytorch#108108](https://github.com/pytorch/pytorch/issues/108108),
 # [ml-explore/mlx#2835](https://github.com/ml-explore/mlx/issues/2835)).
 
@@ -120,10 +120,10 @@ if find_spec("torch") and find_spec("triton"):
 # ## What is wrong with my function?
 #
 # If an attention function is wrong, the size of the difference from a right result shows that something is wrong, but
-# not what. `examine` runs the function on more than a hundred small problems and compares its answers with those that
-# more than 200 known mistakes would give, to within rounding errors. It reads from the names of the arguments what the
-# function accepts, and it finds out the order of the axes by itself. The following loop over tiles of 16 keys has two
-# bugs:
+# not what. `examine` runs the function on more than a hundred small problems (with `quick=True`, it skips the longest
+# of them). It compares the function's answers with those that more than 200 known mistakes would give, to within
+# rounding errors. It reads from the names of the arguments what the function accepts, and it finds out the order of
+# the axes by itself. The following loop over tiles of 16 keys has two bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)
@@ -153,17 +153,17 @@ for finding in report.findings:
 # prints the smallest input that shows each mistake, as a program that you can run. The command works with functions
 # written for NumPy, PyTorch, Triton or JAX, and it also checks their gradients and their memory.
 #
-# If no known mistake explains the numbers, `examine` reads out what the function computes. If V is the identity, O
-# contains the weights of the keys. If the rows of Q, K and dO are orthogonal, the gradients contain P and dS as the
-# backward pass uses them, because dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q. The report then describes the difference,
-# for example "dS is P ∘ (dP − D of the next row)" or "row i cannot see the last key". If nothing fits, it says that no
-# known mistake gives these numbers, and where they are wrong.
+# If no known mistake explains the numbers, `examine` calls the function with inputs that reveal what it computes. With
+# the identity matrix as V, O contains the weights of the keys. With orthogonal rows in Q, K and dO, the gradients
+# contain P and dS as the backward pass uses them, because dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q. The report then
+# describes the difference, for example "dS is P ∘ (dP − D of the next row)" or "row i cannot see the last key". If
+# nothing fits, it says that no known mistake gives these numbers, and where they are wrong.
 #
 # ## How do I count what my own algorithm moves?
 #
 # Write the algorithm in NumPy, with slices, and give it the meter from chapter 01. `trace.serial` and `trace.parallel`
-# name the loops, which is where the `i` in the printed events comes from. The next cell computes the mean of all rows
-# of a 10 × 3 matrix, in blocks of 4 rows, with a single sum on chip:
+# give each loop a name, here `i`, so that the printed events can show in which iteration they happened. The next cell
+# computes the mean of all rows of a 10 × 3 matrix, in blocks of 4 rows, with a single sum on chip:
 
 # %%
 def row_mean(X, mean, B, trace):

@@ -39,9 +39,9 @@ def rms(x):  # root mean square
 
 
 # %% [markdown]
-# The function `rounded(x, bits)` rounds each element of x to the nearest number with a mantissa of `bits` bits, and
-# it is all we need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32 has 24. The first of these
-# bits is always 1, so it is not stored.
+# The function `rounded(x, bits)` rounds each element of x to the nearest number with a mantissa of `bits` bits. As
+# long as nothing overflows, this is all we need to imitate a format. bf16 has 8 bits, fp16 and TF32 have 11, and fp32
+# has 24. The first of these bits is always 1, so it is not stored.
 
 # %%
 def bf16(x):
@@ -222,11 +222,11 @@ show("rounding_bias")
 # How does such a small error make a loss explode? It takes four steps, and in each of them, the errors keep a common
 # sign:
 #
-# 1. **O.** In column 0, the error of O is 0 or negative, but hardly ever positive.
-# 2. **D.** $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper calls δ, multiplies this error by dO.
-#    If dO had random signs in this column, so would the products, and they would cancel. But here, dO is negative in
-#    all rows, so each product is 0 or positive. The sum of the errors of D therefore grows with the number of rows, as
-#    the right side of the figure shows.
+# 1. **O.** In column 0, the error of O is near 0 in about half of the rows and negative in nearly all others.
+# 2. **D.** $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper calls δ, multiplies this error by
+#    dO. If dO had random signs in this column, the products would also have random signs, and most of them would
+#    cancel. But here, dO is negative in all rows, so nearly every product is either near 0 or positive. The sum of the
+#    errors of D therefore grows with the number of rows, as the right side of the figure shows.
 # 3. **dQ.** A row of dQ contains $-\tau D_i \sum_j P_{ij} k_j$, so an error of $D_i$ moves it along the weighted mean
 #    of the row's keys.
 # 4. **The weights.** The gradient of a weight matrix is a sum over all tokens, in which each term is the product of a
@@ -235,14 +235,14 @@ show("rounding_bias")
 #    loss explodes.
 #
 # The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. Why does the
-# division help? Let the weights of the other keys have the sum ε, and let their values have the weighted mean w, so the
-# other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 + ε). Without the
-# other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it is the weighted mean of
-# −1.25390625, with weight 2, and w, with weight ε, so it is between the two. In a row whose w is below −1.25390625, the
-# quotient is therefore pushed down from the halfway case, and in a row whose w is above, it is pushed up. Both happen
-# in many rows, so most of these errors cancel. But if $o$ is rounded before the division, only εw counts, which is
-# negative in every row. The division by 2 + ε, which would balance it, then comes after the rounding and cannot undo
-# it.
+# division help? Let the weights of the other keys have the sum ε, and let their values have the weighted mean w, so
+# the other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 + ε). Without
+# the other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it is the weighted
+# mean of −1.25390625, with weight 2, and w, with weight ε, so it is between the two. In a row whose w is below
+# −1.25390625, the quotient is therefore pushed down from the halfway case, and in a row whose w is above, it is pushed
+# up. Both happen in many rows, so most of these errors cancel. But if $o$ is rounded before the division, only εw
+# counts, which is negative in every row. The division by 2 + ε, which would balance this push, then comes after the
+# rounding and cannot undo its error.
 #
 # The kernels of this book divide first. The paper, by contrast, keeps the sums in bf16 and changes m, so that the
 # largest weight is not 1. If m is positive, for example, it can subtract 2m.
@@ -258,13 +258,14 @@ show("rounding_bias")
 # <details><summary>Answer</summary>
 #
 # **neither of them.** With m + log 2, all weights are halved, which changes only their exponents, so the sums have the
-# same halfway cases as before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all
-# rows, so rounding it to bf16 makes the same error in every row. The sum $\ell$ adds the weights before they are
+# same halfway cases as before. With m + 0.3, the largest weight is not a power of two, but it is the same number in
+# all rows, so rounding it to bf16 makes the same error in every row. The sum $\ell$ adds the weights before they are
 # rounded, so the division does not undo this error, which makes the result even worse. With 2m, the largest weight is
 # $e^{m-2m} = e^{-m}$. This weight differs from row to row, and so does its rounding error, so the errors cancel. If m
 # is negative, $e^{-m}$ would be large and could overflow. The paper therefore subtracts 0 in such rows, so that the
 # largest weight is $e^m$, which is less than 1 and also differs from row to row. If m is positive, it subtracts a
-# multiple of m. The paper makes this change only in rows with a repeated maximum.
+# multiple of m. The paper makes this change only in rows with a repeated maximum. In the output, the number after *by
+# chance* is the typical size of the sum if the same errors had random signs.
 #
 # ```python
 # want = rounding.exact_outputs(S, V_rows)
@@ -317,8 +318,8 @@ ROWS["no visible key, −16 added"] = [], -16
 # **−∞, if rows without a visible key are handled.** A finite value acts as a threshold, because the masked keys win as
 # soon as the visible scores fall below it. With such a value, a row that sees no key becomes a mean of the values that
 # it must not see, which looks like a real result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a
-# score or a second mask is added to it. In this book, a masked score is −∞, and a row that sees no key gets O = 0 and L
-# = −∞.
+# score of −16 or less, or a second mask, is added to it. In this book, a masked score is −∞, and a row that sees no
+# key gets O = 0 and L = −∞.
 #
 # ```python
 # print(f"{'weight of the masked keys':31}" + "".join(f"{name:>12}" for name in VALUES))
@@ -460,13 +461,13 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max()
 # %% [markdown]
 # ## What do scales and a rotation gain in FP8?
 #
-# FP8's format E4M3 has only 4 mantissa bits, of which 3 are stored, and its largest number is 448, so each tensor needs
-# a *scale* that maps its largest element to 448. In section 3.3, the paper on
-# [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two techniques. Each block of rows gets its own scale, and Q
-# and K are both multiplied by the same orthogonal matrix M. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$
-# stay the same. M is a *Hadamard matrix* with random signs, which means that all of its elements are $+1/\sqrt{d}$ or
-# $-1/\sqrt{d}$. Multiplying by M therefore spreads an outlier evenly over all d columns. It is also cheap, because it
-# takes only d log d additions per row.
+# FP8's format E4M3 has only 4 mantissa bits, of which 3 are stored, and its largest number is 448, so each tensor
+# needs a *scale* that maps its largest element to 448. In section 3.3, the paper on
+# [FlashAttention-3](https://arxiv.org/abs/2407.08608) uses two techniques to lower the error. Each block of rows gets
+# its own scale, and Q and K are both multiplied by the same orthogonal matrix M. Since $M M^\top = I$, the scores $QM
+# (KM)^\top = QK^\top$ stay the same. M is a *Hadamard matrix* with random signs, which means that all of its elements
+# are $+1/\sqrt{d}$ or $-1/\sqrt{d}$. Multiplying by M therefore spreads an outlier evenly over all d columns. It is
+# also cheap, because it takes only d log d additions per row.
 
 # %%
 print(getsource(rounding.e4m3))
@@ -531,8 +532,8 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 #
 # In exact arithmetic, it does not. With rounding, $(a + b) + c$ and $a + (b + c)$ can differ, so each way of splitting
 # a row into parts gives different last bits. In the next cell, we take 256 rows of 4,096 products p v. The products of
-# each row are dealt out to n parts in turn, so that product j goes to part j mod n. The parts are then merged in order,
-# and every sum is rounded to fp32.
+# each row are assigned to n parts in turn, so that product j belongs to part j mod n. The parts are then merged in
+# order, and every sum is rounded to fp32.
 
 # %%
 def in_parts(n):
@@ -559,9 +560,10 @@ products = (p * v).astype(np.float32)
 #
 # <details><summary>Answer</summary>
 #
-# **hardly ever, and many parts are more exact than one.** Each addition rounds relative to the sum so far. In one
-# long sum, a product passes through up to 4,095 roundings. With 64 parts, it passes through at most 63 of them,
-# followed by those of the merge. So no order is the right one, and a more parallel sum is not less exact.
+# **hardly ever, and many parts are more exact than one.** Each addition rounds relative to the sum so far. In one long
+# sum, a product passes through up to 4,095 roundings. With 64 parts, it passes through at most 63 of them, followed by
+# at most 63 in the merge. With 128 parts, the merge alone can round it 127 times, so the error grows again. So no
+# order is the right one, and a more parallel sum is not less exact.
 #
 # ```python
 # whole, one = products.sum(1, dtype=np.float64), in_parts(1)
