@@ -25,7 +25,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def load_row_values(X, first, N, B: tl.constexpr):
-    """Load entries first:first + B of X (a head's L or D) as (B, 1). Entries at or beyond N become 0."""
+    """Load entries first:first + B of X (a head's L or D) as (B, 1). Entries at or beyond N are set to 0."""
     row = first + tl.arange(0, B)
     return tl.load(X + row, mask=row < N, other=0.0)[:, None]  # (B, 1)
 
@@ -40,7 +40,7 @@ def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Add x (B, d) to rows first:first + B of a head of X, atomically because other programs add to the same rows."""
+    """Add x (B, d) to rows first:first + B of a head of X. The additions are atomic because other programs add too."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
@@ -48,11 +48,11 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
-    """Return P and dS for the tile that starts at row i and key j, each of shape (B_r, B_c) and with q_i's dtype."""
+    """Return P and dS for the tile that starts at row i and key j, both of shape (B_r, B_c) and of q_i's dtype."""
     row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
     seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A2.L10
-    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # makes P zero, even in a row without keys, where L = −∞
+    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # −∞ makes P zero, even in a row without keys (L = −∞)
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
     dp_ij = tl.dot(do_i, v_j.T)  # (B_r, B_c)  FA2.A2.L13
     ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
@@ -61,7 +61,7 @@ def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.cons
 
 @triton.jit
 def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
-    """Compute D = rowsum(dO ∘ O) for one row block in advance, because every tile of the row block needs D."""
+    """Compute D = rowsum(dO ∘ O) for one row block. All tiles of the row block will use it."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     o_i = load_rows(O + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
     do_i = load_rows(dO + head * N_q * d, i, N_q, B_r, d).to(tl.float32)

@@ -112,7 +112,7 @@ def start_dq(c: gl.constexpr, ds_ji, k_j):
 
 @gluon.jit
 def store(x, X, head, row, tile):
-    """Copy x to `tile`, a buffer in shared memory, and start a TMA copy from there to X at (head, row)."""
+    """Copy x to the shared-memory buffer `tile`, and start a TMA copy from there to X at (head, row)."""
     tma.store_wait(0)
     tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
     hopper.fence_async_shared()
@@ -151,7 +151,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
     B_r: gl.constexpr = q.tiles.shape[2]
     d: gl.constexpr = q.tiles.shape[3]
     key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, acc_layout(B_r)))  # (64,)
-    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees each key
+    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), for each key, the first row that sees it
     row_begin = gl.where(key < N_k, row_begin, FAR_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # the first row that sees all 128 keys
     full = gl.where(j + B_c > N_k, FAR_ROW, full)  # if some keys do not exist, no row sees all of them
@@ -206,8 +206,8 @@ def backward_kernel(Q, K, V, dO, acc_init, dQ, dK, dV, N_q, N_k, tau, tau_log2, 
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
     q, do, init, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(acc_init, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, as one consumer may be a step ahead
-    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # each consumer's half of dQ, which TMA adds
+    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two, as one consumer may be a step ahead of the other
+    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # halves of dQ, which TMA adds to HBM
     ds_filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ds_filled, count=2)
     hopper.fence_async_shared()  # make the barriers visible to TMA

@@ -18,14 +18,14 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                   B_c: tl.constexpr):  # fmt: skip
-    """Compute one tile of the scores S and store it in HBM. Masked scores become −∞."""
+    """Compute one tile of the scores S and store it in HBM. Masked scores are set to −∞."""
     i, j, head = tl.program_id(0) * B_r, tl.program_id(1) * B_c, tl.program_id(2).to(tl.int64)
     q_i = load_rows(Q + head * N_q * d, i, N_q, B_r, d)  # (B_r, d)
     k_j = load_rows(K + head * N_k * d, j, N_k, B_c, d)  # (B_c, d)

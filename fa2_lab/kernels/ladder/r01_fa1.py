@@ -23,7 +23,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -61,12 +61,12 @@ def forward_kernel(Q, K, V, O, l, m, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.
             l_i = tl.load(l + row, mask=row < N_q, other=0.0)  # (B_r,)  FA1.A2.L9
             m_i = tl.load(m + row, mask=row < N_q, other=LOWEST)  # (B_r,)  FA1.A2.L9
             o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau)
-            tl.debug_barrier()  # wait until every thread has read the old state, before any thread overwrites it
+            tl.debug_barrier()  # let every thread read the old state before any thread overwrites it
             at = row[:, None] * d + tl.arange(0, d)[None, :]
             tl.store(O + at, o_i, mask=row[:, None] < N_q)  # FA1.A2.L15
             tl.store(l + row, l_i, mask=row < N_q)  # FA1.A2.L16
             tl.store(m + row, m_i, mask=row < N_q)  # FA1.A2.L16
-            tl.debug_barrier()  # wait until every thread has written the new state, before any thread reads it
+            tl.debug_barrier()  # let every thread write the new state before any thread reads it
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:

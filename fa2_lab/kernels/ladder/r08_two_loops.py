@@ -24,7 +24,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 

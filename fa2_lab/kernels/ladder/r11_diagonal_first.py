@@ -1,4 +1,4 @@
-"""Rung 11, diagonal first: the two loops are swapped, so that NVIDIA's compiler lets a matmul overlap the next tile.
+"""Rung 11, diagonal first: swapping the two loops makes NVIDIA's compiler overlap a matmul with work on the next tile.
 
 This is the canonical Triton kernel, a direct transcription of Algorithm 1 of FlashAttention-2. Without prefetching
 (num_stages=1) and without a mask, the order of the loops makes no difference.
@@ -17,7 +17,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
-    """Load rows first:first + B of a head of X as a (B, d) tile. If RAGGED, rows at or beyond N become zeros."""
+    """Load rows first:first + B of a head of X as a (B, d) tile. If RAGGED, rows at or beyond N are set to zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     if RAGGED:
@@ -28,7 +28,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 

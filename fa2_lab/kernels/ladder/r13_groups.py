@@ -1,7 +1,8 @@
 """Rung 13, groups: heads run in groups, one group after another, so that a group's keys fit in the L2 cache.
 
 A group's keys and values take 16 MiB. For 4,096 keys and d = 128, a group therefore has 8 heads. On an H200, this size
-is within 1% of the fastest among groups of 1 to 16 heads, with and without a mask, in this rung and in all later ones.
+is at most 1% slower than the fastest size from 1 to 16 heads, with and without a mask, in this rung and in all later
+ones.
 """
 
 import math
@@ -17,7 +18,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
-    """Load rows first:first + B of a head of X as a (B, d) tile. If RAGGED, rows at or beyond N become zeros."""
+    """Load rows first:first + B of a head of X as a (B, d) tile. If RAGGED, rows at or beyond N are set to zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     if RAGGED:
@@ -28,7 +29,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -48,7 +49,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
+    """Return the program's row block and head. l2_group heads run concurrently, row blocks with the most keys first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width

@@ -18,7 +18,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -38,7 +38,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
+    """Return the program's row block and head. l2_group heads run concurrently, row blocks with the most keys first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width

@@ -25,13 +25,13 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run concurrently, and heavy row blocks start first."""
+    """Return the program's row block and head. l2_group heads run concurrently, row blocks with the most keys first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -80,7 +80,7 @@ def release(ring, n):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 result rows, with 4 lanes per row."""
+    """Start the matmul q_i k_jᵀ of two shared-memory tiles. Each warp gets 16 result rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8

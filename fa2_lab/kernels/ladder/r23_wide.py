@@ -22,13 +22,13 @@ LN2 = gl.constexpr(math.log(2))
 LAG = gl.constexpr(8.0)  # m is raised if a score, as an exponent of 2, exceeds m by more than LAG
 CONFIGS = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # {d: (consumers, keys per tile, stages, own buffer for O)}
 CONFIGS_FEW_BLOCKS = {64: CONFIGS[64], 128: (2, 128, 2, True)}  # used for fewer than 4 blocks of 192 rows per SM
-counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on a stream
+counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 before and after every launch
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, rows, d), and two barriers per stage
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys that each row sees, from key 0 on. If CAUSAL, the last row sees all N_k keys."""
+    """Return how many keys each row sees, counting from key 0. If CAUSAL, the last row sees all N_k keys."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -86,7 +86,7 @@ def release(ring, n):
 
 @gluon.jit
 def send(mailbox, r, t):
-    """Producer: send the consumers t, the index of this program's r-th row block, or −1 if no row block is left."""
+    """Producer: send the consumers t, which is the index of this program's r-th row block, or −1 if none is left."""
     mbarrier.wait(mailbox.emptied.index(0), (r & 1) ^ 1)
     mailbox.tiles.index(0).store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(mailbox.filled.index(0), count=1)
@@ -94,7 +94,7 @@ def send(mailbox, r, t):
 
 @gluon.jit
 def receive(mailbox, r):
-    """Consumer: wait for and return the index of this program's r-th row block, or −1 if no row block is left."""
+    """Consumer: wait for the index of this program's r-th row block, and return it. If none is left, return −1."""
     mbarrier.wait(mailbox.filled.index(0), r & 1)
     t = gl.max(mailbox.tiles.index(0).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     mbarrier.arrive(mailbox.emptied.index(0), count=1)
@@ -103,7 +103,7 @@ def receive(mailbox, r):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 result rows, with 4 lanes per row."""
+    """Start the matmul q_i k_jᵀ of two shared-memory tiles. Each warp gets 16 result rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -143,7 +143,7 @@ DONE:
 
 @gluon.jit
 def update_row_max(m_i, top, limit):
-    """Return m (64, 4). In each warp where any lane's maximum `top` exceeds its `limit`, m rises to the row maxima."""
+    """Return the new m (64, 4). If a lane's maximum `top` exceeds its `limit`, the warp raises m to the row maxima."""
     return gl.inline_asm_elementwise(PTX_UPDATE_ROW_MAX, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32,
                                      is_pure=True, pack=2)  # fmt: skip
 
