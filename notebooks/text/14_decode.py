@@ -102,9 +102,9 @@ show("rooflines_decode")
 # limit?* Each of its programs has four *stages*, and each stage holds a tile of K and a tile of V, 32 KiB together. The
 # four stages take 128 KiB, which is more than half of an SM's shared memory, so only one program fits on an SM.
 #
-# The next cell schedules these programs with the model of chapter 06. Its unit of time is a tile, and each program
-# needs one extra unit to start. `end` is the time at which the last program ends, and `busy` is the share of all SMs'
-# time that is spent on programs:
+# The next cell schedules these programs with the model of chapter 06. Its unit of time is the time for one tile, and
+# each program needs one extra unit to start. `end` is the time at which the last program ends, and `busy` is the share
+# of all SMs' time that is spent on programs:
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -328,7 +328,7 @@ show("decode_programs")
 #
 # Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
 # four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each
-# tile. The first four lines of the next output exclude DRAM and the path from L2. To tell the other two candidates
+# tile. The first three lines of the next output exclude DRAM and the path from L2. To tell the other two candidates
 # apart, we also timed the kernel with other numbers of stages, which the last lines show:
 
 # %% tags=["hide-input"]

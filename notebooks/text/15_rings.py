@@ -97,7 +97,8 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # There is also a method without a ring. In an **all-to-all**, every rank sends a different message to every other
 # rank. One all-to-all before attention gives each rank all rows of some heads, and another one after attention returns
 # the rows of O to the ranks that own them (*DeepSpeed Ulysses*; Jacobs and others, 2023). However, this method needs
-# at least one query head and one K/V head for each rank.
+# at least one query head for each rank, and if there are fewer K/V heads than ranks, it has to send the same K/V head
+# to several ranks.
 
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
@@ -345,11 +346,11 @@ for name, (flops, link) in speeds.items():
 show("ring_speed")
 
 # %% [markdown]
-# From 32,768 tokens on, the ring is faster than one GPU. By the last line of the previous output, a shard needs at
-# least 10,791 rows to hide the transfers of the forward pass. With four GPUs, 32,768 tokens are still below this
-# bound, because a shard has 8,192 rows. With 65,536 tokens, a shard has 16,384 rows, and four GPUs are more than three
-# times as fast as one. They do not reach a speedup of 4, and the difference is probably lost to merges and to
-# transfers, which occupy some SMs.
+# From 32,768 tokens on, the ring is faster than one GPU. By the last line of the output in the section *Do the links
+# keep up?*, a shard needs at least 10,791 rows to hide the transfers of the forward pass, and a fifth more for the
+# backward pass. With four GPUs, 32,768 tokens are still below these bounds, because a shard has 8,192 rows. With
+# 65,536 tokens, a shard has 16,384 rows, and four GPUs are more than three times as fast as one. They do not reach a
+# speedup of 4, and the difference is probably lost to merges and to transfers, which occupy some SMs.
 #
 # The cross marks four GPUs with contiguous shards at 131,072 tokens. They are 2.0 times as fast as one GPU, whereas
 # zigzag makes them 3.5 times as fast. In the figure, the ratio of the two speeds is 2.04 / 3.50 = 58%, which is close
@@ -357,7 +358,7 @@ show("ring_speed")
 # more than a quarter of the 5.1 GiB that a single GPU needs, because each rank also needs buffers for the blocks in
 # transit.
 #
-# `fa2_lab.distributed` runs this ring with PyTorch. The data travel through PyTorch's communication libraries, which
+# `fa2_lab.distributed` runs this ring with PyTorch. The blocks are sent by PyTorch's communication libraries, which
 # are NCCL between GPUs and gloo between the processes of a laptop. To use it, write these lines and start them with
 # `torchrun --nproc-per-node 4`:
 #

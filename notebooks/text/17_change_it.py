@@ -828,11 +828,11 @@ for d in (64, 128):
 
 # %% [markdown]
 # From one generation to the next, the tensor cores need half as many clocks, but the exponentials need just as many as
-# before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200 does
-# 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200 therefore needs as much
-#      time for the exponentials as for the matmuls. Shared memory takes even longer. However, two row blocks on the
-#      same SM can share each copy of K and V. The copy is then written to shared memory once for two tiles, so each
-#      tile counts only half of it. The reads remain, because each row block still reads K and V:
+# before. In the time of one exponential, the tensor cores of an A100 do 128 FLOPs, those of an H200 do 256, and those
+# of a B200 do 512 FLOPs. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200
+# therefore needs as much time for the exponentials as for the matmuls. Shared memory takes even longer. However, two
+# row blocks on the same SM can share each copy of K and V. The copy is then written to shared memory once for two
+# tiles, so each tile counts only half of it. The reads remain, because each row block still reads K and V:
 
 # %%
 units = clocks(chips.B200, 128, 1)

@@ -169,11 +169,11 @@ def errors(O):
 #
 # In training, errors that cancel do no harm, but errors of the same sign add up over tokens and steps. In 2025, Qiu
 # and Yao studied a training run whose loss exploded and traced it to such an error ([arXiv
-# 2510.04212](https://arxiv.org/abs/2510.04212)). The error only appears under three conditions, and the rows below
-# satisfy all of them:
+# 2510.04212](https://arxiv.org/abs/2510.04212)). The error only appears under three conditions, and our example below
+# satisfies all of them:
 #
-# - Two scores of a row share the maximum, so two weights are exactly 1. P V then begins with the sum of two rows of
-#   V, whose elements are bf16 numbers.
+# - Two scores of a row share the maximum, so two weights are exactly 1. They add the sum of two rows of V to P V, and
+#   the elements of V are bf16 numbers.
 # - All other weights are tiny, and one column of V has the same sign for nearly all keys. Here column 0 is negative.
 # - The accumulators $o$ are rounded to bf16 *before* they are divided by $\ell$, as in the code that the authors
 #   published.
@@ -184,20 +184,20 @@ S, V_rows, dO = rounding.repeated_maxima()
 m = S.max(1, keepdims=True)
 
 # %% [markdown]
-# The function `repeated_maxima` returns random rows of this kind, and `outputs` shows the order of the roundings. What
-# happens to one such row? In column 0, two values with weight 1 are added. A bf16 number has 8 bits, and the sum of two
-# of them with equal exponents has at most 9 bits. So the sum is either a bf16 number itself, or exactly halfway between
-# two of them. Here is one row of the second kind. Between 2 and 4, neighbouring bf16 numbers are 1/64 apart, so we also
-# count in these steps:
+# The function `repeated_maxima` returns random rows of this kind, and `rounded_outputs`, printed above, shows the
+# order of the roundings. What happens to one such row? In column 0, two values with weight 1 are added. A bf16 number
+# has 8 bits, and the sum of two of them with equal exponents has at most 9 bits. So the sum is either a bf16 number
+# itself, or exactly halfway between two of them. Here is one row of the second kind. Between 2 and 4, neighbouring
+# bf16 numbers are 1/64 apart, so we also count in these steps:
 #
 # | | value | in steps of 1/64 | rounded to bf16 | error in steps |
 # | --- | ---: | ---: | ---: | ---: |
 # | two values, −1.5 and −1.0078125 | −2.5078125 | −160.5 | −160 | +½ |
 # | and the other keys, which add −0.0001 | −2.5079125 | −160.5064 | −161 | almost −½ |
 #
-# The first line is a halfway case, which is rounded to the even neighbour. That is the upper one as often as the lower
-# one, so these errors would cancel. In the second line, however, the other keys push the sum a little away from the
-# middle.
+# The first line is a halfway case, which is rounded to the even neighbour. The even neighbour is the upper one as
+# often as the lower one, so if there were no other keys, these errors would cancel. In the second line, however, the
+# other keys push the sum a little away from the middle.
 #
 # **Predict.** In column 0, how are the rounding errors of $o$ distributed over the rows?
 #
@@ -210,9 +210,9 @@ m = S.max(1, keepdims=True)
 # **about half are near 0, about half are near −½, and hardly any are near ½.** About half of the sums are bf16 numbers
 # themselves, and their error is near 0. The others are halfway cases. The tiny contribution of the other keys is
 # negative in all rows, so it pushes every halfway case slightly below the middle, and all of them are rounded down,
-# away from zero, as in the second line of the table. You can see this on the left of the figure. The small bars at ±¼
-# come from pairs with different exponents, whose sums have one more bit, so they can also be a quarter of a step away
-# from a bf16 number.
+# away from zero, as in the second line of the table. You can see this on the left of the next figure, in the filled
+# bars. The small bars at ±¼ come from pairs with different exponents, whose sums have one more bit, so they can also
+# be a quarter of a step away from a bf16 number.
 # </details>
 
 # %% tags=["hide-input"]
@@ -234,14 +234,14 @@ show("rounding_bias")
 #    with the same sign move the weights in the same direction, for all tokens and in every training step, until the
 #    loss explodes.
 #
-# The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. Why does the
-# division help? Let the weights of the other keys have the sum ε, and let their values have the weighted mean w, so
-# the other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 + ε). Without
-# the other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it is the weighted
-# mean of −1.25390625, with weight 2, and w, with weight ε, so it is between the two. In a row whose w is below
-# −1.25390625, the quotient is therefore pushed down from the halfway case, and in a row whose w is above, it is pushed
-# up. Both happen in many rows, so most of these errors cancel. But if $o$ is rounded before the division, only εw
-# counts, which is negative in every row. The division by 2 + ε, which would balance this push, then comes after the
+# The figure also shows that the sum of the errors stays small if $o$ is kept in fp32 and divided before it is rounded.
+# Why does the division help? Let the weights of the other keys have the sum ε, and let their values have the weighted
+# mean w, so the other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 +
+# ε). Without the other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it is the
+# weighted mean of −1.25390625, with weight 2, and w, with weight ε, so it is between the two. In a row whose w is
+# below −1.25390625, the quotient is therefore pushed down from the halfway case, and in a row whose w is above, it is
+# pushed up. Both happen in many rows, so most of these errors cancel. But if $o$ is rounded before the division, only
+# εw counts, which is negative in every row. The division by 2 + ε, which would balance this push, then comes after the
 # rounding and cannot undo its error.
 #
 # The kernels of this book divide first. The paper, by contrast, keeps the sums in bf16 and changes m, so that the
