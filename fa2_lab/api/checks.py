@@ -338,7 +338,7 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
 def check_transforms(*gradients: Tensor | None) -> None:
     """Raise an error inside a transform of torch.func, or if torch.vmap has batched a gradient.
 
-    Inside such a transform, tensors are not backed by memory, as the kernels require.
+    The kernels require tensors with memory of their own, which tensors inside such a transform do not have.
     """
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(NO_TRANSFORMS)
