@@ -9,5 +9,5 @@ import os
 
 from fa2_lab.kernels import interpreter
 
-interpreter.enable_without_gpu()  # before Triton is imported
+interpreter.enable_without_gpu()  # this call must precede the first import of Triton
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -31,7 +31,7 @@ class Options(NamedTuple):
     scale: float
     dropout_p: float = 0.0
     left: int | None = None  # number of columns that a row sees to the left of its diagonal, or None for no limit
-    right: int | None = None  # number of columns to the right of the diagonal, unless the mask is causal
+    right: int | None = None  # number of columns that it sees to the right, unless the mask is causal
     softcap: float | None = None
     num_splits: int = 0  # splits per sequence in decode, or 0 for enough splits to fill the GPU
     exclude_hopper: bool = False  # whether to exclude the Hopper kernels, but not the decode kernels

@@ -40,8 +40,8 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one.
 
-    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the one that
-    prepare_contiguous_forward() returns.
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the function
+    that prepare_contiguous_forward() returns.
     """
     if not any(map(needs_copy, tensors)):
         return prepare_contiguous_forward(tensors, options)
@@ -88,8 +88,9 @@ def prepare_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one.
 
-    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the one that
-    prepare_contiguous_backward() returns. If `deterministic` is set, the gradients are bitwise identical in every run.
+    If a tensor's rows are not contiguous, the returned function first copies the tensor. Otherwise, it is the function
+    that prepare_contiguous_backward() returns. If `deterministic` is set, the gradients are bitwise identical in every
+    run.
     """
     stats_contiguous = all(x is None or x.is_contiguous() for x in (dL, L))
     if stats_contiguous and not any(map(needs_copy, (dO, dL, O, *tensors))):

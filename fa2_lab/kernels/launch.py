@@ -169,7 +169,7 @@ def window_bounds(options: Any) -> tuple:
 def l2_group(X: torch.Tensor) -> int:
     """Return the number of heads, at least 1, to process concurrently so that their rows fit in 8 MiB of L2.
 
-    Each head counts twice because the kernel reads two tensors of X's size (for example, K and V).
+    A head's size is doubled because the kernel reads two tensors of X's size (for example, K and V).
     """
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))

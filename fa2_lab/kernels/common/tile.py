@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(). If all are multiples of 8, show this to the compiler."""
+    """Return the strides from launch.all_strides(). If all are multiples of 8, the compiler can tell."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -112,7 +112,7 @@ def head_ptr(X, strides, batch, head):
 
 @triton.jit
 def head_view(X, strides, batch, head):
-    """Return a head of X as a Head."""
+    """Return the Head that describes a head of X."""
     return Head(head_ptr(X, strides, batch, head), strides[2])
 
 
@@ -231,7 +231,7 @@ def key_length(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, HAS_RIGHT_BOUND: tl.constexpr):
-    """Return the number of keys that a row sees, counted from key 0.
+    """Return how many keys a row sees, counting from key 0.
 
     If HAS_RIGHT_BOUND is true, `row` sees the keys up to its diagonal, and the last row's diagonal is at the last key.
     For a window (left, right), the caller passes row + right. No row sees key `length` or any later key.

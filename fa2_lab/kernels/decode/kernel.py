@@ -211,8 +211,8 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     `keys` consists of the first key that any row of the block sees and the number of real keys. `bounds` is (begin,
     end), the bounds of the columns that each row sees. `sink` contains each row's sink, or is None.
 
-    If B_r is 16, there are enough registers for one partial row sum per column. In this case, the warps, which
-    own different columns, exchange row sums only once, after the loop.
+    If B_r is 16, there are enough registers for one partial row sum per column. In this case, the warps, which own
+    different columns, exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = const.B_r == 16
     o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5
@@ -379,7 +379,7 @@ def units_in_row_block(length, work, const):
 
 @triton.jit
 def units_in_sequences(work, first, end, const):
-    """Return a (LENGTHS,) array of the number of work units in each of the sequences first:first + LENGTHS."""
+    """Return the number of work units in each of the sequences first:first + LENGTHS, or 0 at or beyond `end`."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)

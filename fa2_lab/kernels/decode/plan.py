@@ -36,8 +36,8 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice for Q and K of these shapes.
 
     This is the case if each K/V head has few query rows, or if it has up to 64 query rows and the cache is long. If
-    num_splits is given, however, the choice must not depend on the number of keys. N_k is the length of the longest
-    sequence in the batch, and a sequence's result must not depend on other sequences.
+    num_splits is given, however, the choice must not depend on the number of keys, because N_k is the length of the
+    longest sequence in the batch, and a sequence's result must not depend on other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few_rows = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -124,7 +124,7 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """A table entry with keys per tile, warps, stages, programs per SM, and registers per thread."""
+    """A table entry: the numbers of keys per tile, warps, stages, programs per SM, and registers per thread."""
 
     B_c: int
     warps: int
@@ -226,7 +226,7 @@ def has_pdl(device: torch.device) -> bool:
 
 
 class Partition(NamedTuple):
-    """A way of dividing the keys of all heads among programs."""
+    """How the keys of all heads are divided among programs."""
 
     splits: int  # number of splits per head, or 0 for stream-K
     programs: int

@@ -2,4 +2,4 @@
 
 from fa2_lab.kernels import triton_versions
 
-triton_versions.add_newest_names()  # before Gluon is imported
+triton_versions.add_newest_names()  # this call must precede the first import of Gluon

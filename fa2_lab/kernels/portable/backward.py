@@ -117,7 +117,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     if MASKED:
         power = tl.minimum(power, 100.0)  # keeps masked entries from overflowing; visible ones stay far below 100
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # masked entries include all rows that see no key and have L = −∞
+    if MASKED:  # masked entries include those of all rows that see no key, where L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij, s_ij
 

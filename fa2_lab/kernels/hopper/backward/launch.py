@@ -25,7 +25,7 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
-    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV. If it is not supported, return None.
+    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV. For unsupported calls, return None.
 
     The function takes the arguments of any call with these shapes and options. If TMA cannot address them, the function
     returns None. If `deterministic` is set, the gradients are bitwise identical in every run, as semaphore.py explains.

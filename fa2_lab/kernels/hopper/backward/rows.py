@@ -1,4 +1,4 @@
-"""Input to the consumers of the Hopper backward kernel: row blocks of Q and dO, and the rows that see a key.
+"""Input to the consumers of the Hopper backward kernel: row blocks of Q and dO, and the rows that see each key.
 
 A column block consists of 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see these
 keys belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs,
@@ -34,7 +34,7 @@ ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))
 class RowBounds:
     """The rows that see a consumer's 64 columns, and the first row that sees the whole column block."""
 
-    begin: gl.tensor  # (64,), the first row that sees each column
+    begin: gl.tensor  # (64,), for each column, the first row that sees it
     unmasked_from: gl.tensor  # the first row that sees the whole column block
     end: gl.tensor | gl.constexpr  # first row after those that see the first column, or None without a left bound
     CUT: gl.constexpr  # whether some tiles may need a mask
@@ -55,7 +55,7 @@ def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @gluon.jit
 def first_seeing_rows(c: gl.constexpr, r, mailbox, geometry):
-    """For each of consumer c's 64 columns in the r-th column block, return the first row that sees it."""
+    """Return, for each of consumer c's 64 columns in the r-th column block, the first row that sees it."""
     row_begin = mailbox.read(r, "row_begin")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(geometry.B_r)))
     row_begin += key if geometry.HAS_RIGHT_BOUND else 0 * key

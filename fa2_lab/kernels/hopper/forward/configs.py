@@ -183,7 +183,7 @@ def d_padded(d: int) -> int:
 
 
 def for_d(config: ForwardConfig, d: int) -> ForwardConfig:
-    """Return the configuration with the padding for head dimension d."""
+    """Return the configuration with d_pad and skip_last_quarter set for head dimension d."""
     d_pad = d_padded(d)
     return replace(config, d_pad=d_pad, skip_last_quarter=skips_last_quarter(d, d_pad))
 

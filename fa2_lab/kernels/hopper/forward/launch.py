@@ -18,7 +18,7 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return a function that computes O, shaped like Q, and L in fp32. If the call is not supported, return None.
+    """Return a function that computes O, shaped like Q, and L in fp32. For unsupported calls, return None.
 
     The function takes the `tensors` of any call with these shapes and options. If TMA cannot address them, the function
     returns None.

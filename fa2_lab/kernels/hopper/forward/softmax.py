@@ -73,13 +73,13 @@ def join_lanes(x):
 
 @gluon.jit
 def broadcast_state(state, x):
-    """Reshape `state` (64, 4), one element per row and lane, to broadcast against x, a result of split_lanes()."""
+    """Reshape `state` (64, 4), with one value per row and lane, so that it broadcasts against x from split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
 def lane_row_max(x):
-    """Return the largest score that each lane holds of each row, as (64, 4).
+    """Return each lane's largest score in each of its rows, as (64, 4).
 
     The maxima are reduced as a tree because, in a chain, each maximum would have to wait for the previous one.
     """

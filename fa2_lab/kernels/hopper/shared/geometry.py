@@ -67,7 +67,7 @@ class Scheduler:
 
 @gluon.jit
 def fetch_and_add(counter):
-    """Increment a counter in HBM and return its old value. Relaxed order is enough because it guards no other data."""
+    """Increment a counter in HBM and return its old value. The counter guards no data, so relaxed order is enough."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 

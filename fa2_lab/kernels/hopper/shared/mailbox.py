@@ -16,7 +16,7 @@ class IntRecords:
 
     memory: gl.shared_memory_descriptor
     names: gl.constexpr  # the names of a record's fields
-    stages: gl.constexpr  # a power of two
+    stages: gl.constexpr  # number of records in shared memory, a power of two
 
     @gluon.jit
     def write(self, n, values):

@@ -79,7 +79,7 @@ class TmaPipeline:
 
 @gluon.jit
 def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPTY_BARRIERS: gl.constexpr = True):
-    """Create an empty ring with `stages` stages for tiles with the block shape of the descriptor `source`.
+    """Create an empty ring of `stages` stages for tiles with the block shape of descriptor `source`.
 
     A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false, consumers
     never release this ring's tiles. The forward kernel uses this option for V's ring because a consumer releases K's
