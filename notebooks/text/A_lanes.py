@@ -185,26 +185,30 @@ show("swizzle_xor")
 # ## How large may a tile be?
 #
 # Our forward kernel keeps one copy of $q_i$ in shared memory. It also keeps n tiles of K and n tiles of V there, so
-# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2 bytes.
-# On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is `num_stages` − 1, if
-# `num_stages` is 2 or more. The reason is that on Hopper, a matmul can still be reading a tile while the next copy
-# begins, so Triton keeps one more buffer. Registers hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and
-# $p_{ij}$ in 16 bits, with two elements per register. Each thread needs about 40 more registers for addresses and
-# counters. In total, a thread needs about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have
-# 255.
+# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2
+# bytes. On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is `num_stages` − 1, if
+# `num_stages` is 2 or more. The reason is that on Hopper, a matmul with `wgmma` can still be reading a tile while the
+# next copy begins, so Triton keeps one more buffer. But `wgmma` needs 64 rows. For a tile with only 32 rows, the
+# compiler uses `mma` on Hopper as well, so n is again `num_stages` − 1. Several warps then share each row, so P also
+# takes $B_r B_c$ elements of shared memory on its way to the second matmul.
 #
-# The figure shows which tiles fit if n = 2. In each cell, the shared memory is the sum above, whereas the registers
-# and the word *spills* tell what the compiler did for an H100 or H200 (`sm_90`). If the registers run out, the kernel
+# Registers hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and $p_{ij}$ in 16 bits, with two elements
+# per register. Each thread needs about 40 more registers for addresses and counters. In total, a thread needs about
+# $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have 255.
+#
+# The figure shows which tiles fit if n = 2. In each cell, the shared memory is the first sum above, whereas the
+# registers and the word *spills* tell what the compiler did for an H100 or H200 (`sm_90`) with `num_stages=2`. In the
+# top row, with its 32 rows per tile, these compiled kernels therefore have n = 1. If the registers run out, the kernel
 # still runs, but it *spills*, which means that it moves values to slow memory and back:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
 
 # %% [markdown]
-# Each cell uses four warps, or eight if, by the sum above, a thread would need more than 255 registers with four. This
-# sum is usually too low. For 32 × 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers
-# and still spills. So how far can you trust the sum? The next cell counts how many kernels spill, for all block sizes
-# at both values of d, including the four for which shared memory has no room:
+# Each cell uses four warps, or eight if the sum above gives more than 255 registers with four. The sum of registers is
+# usually too low. For 32 × 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers and
+# still spills. So how far can you trust the sum? The next cell counts how many kernels spill, for all block sizes at
+# both values of d, including the four that the figure marks *no room*:
 
 # %% tags=["hide-input"]
 measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))),
