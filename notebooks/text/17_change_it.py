@@ -844,8 +844,8 @@ print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 # Once the copies are shared, the exponentials finish last at d = 128 as well, although they take only 1% longer than
 # the tensor cores and shared memory. At d = 64, they take twice as long as the matmuls. The authors of
 # [FlashAttention-4](https://arxiv.org/abs/2603.05451), a kernel for Blackwell, also found that exponentials limit the
-# forward pass, and that shared memory limits the backward pass. Their kernel reaches up to 1,613 TFLOP/s, which is 71%
-# of the tensor cores' peak.
+# forward pass, and that shared memory limits the backward pass. Their kernel reaches up to 1,613 TFLOP/s, which by
+# their count is 71% of the tensor cores' peak.
 #
 # ### How do you compute $2^x$ without the special function unit?
 #

@@ -120,10 +120,10 @@ if find_spec("torch") and find_spec("triton"):
 # ## What is wrong with my function?
 #
 # If an attention function is wrong, the size of the difference from a right result shows that something is wrong, but
-# not what. `examine` runs the function on more than a hundred small problems (with `quick=True`, it skips the longest
-# of them). It compares the function's answers with those that more than 200 known mistakes would give, to within
-# rounding errors. It reads from the names of the arguments what the function accepts, and it finds out the order of
-# the axes by itself. The following loop over tiles of 16 keys has two bugs:
+# not what. `examine` has more than a hundred small problems, and runs the function on those that the function's
+# arguments allow. (With `quick=True`, it skips the longest of them.) It compares the answers with those that more than
+# 200 known mistakes would give, to within rounding errors. It reads from the names of the arguments what the function
+# accepts, and it finds out the order of the axes by itself. The following loop over tiles of 16 keys has two bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)

@@ -353,13 +353,13 @@ ROWS["no visible key, −16 added"] = [], -16
 # The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A row
 # whose scores were all below −50,000 kept this m, so all its exponentials were 0, and O was 0 as well
 # ([#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)). When −∞ replaced −50,000, rows without a visible
-# key became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. This book
-# uses two initial values, and each of them avoids both bugs:
+# key became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. This
+# book uses two kinds of initial values, and each of them avoids both bugs:
 #
 # - The rungs of the ladder and the kernels that you write in chapters 08 and 14 start with `LOWEST`, which is −10³⁰.
 #   Like −50,000, this number is a threshold, but no realistic score is below it. With fp16, no score can be, and with
 #   bf16, elements of Q and K would have to be larger than 10¹⁴. In a row without keys, −∞ − (−10³⁰) is −∞, so no NaN
-#   occurs.
+#   occurs. The package's Hopper kernel works in the same way with −3 · 10³⁸, which is nearly the lowest fp32 number.
 # - The package's portable and decode kernels start with −∞, and subtract 0 instead of m as long as m is still −∞. They
 #   have no threshold, so they assume nothing about the scores.
 #
