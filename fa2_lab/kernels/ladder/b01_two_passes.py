@@ -89,7 +89,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: 
 @triton.jit
 def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
            B_c: tl.constexpr):  # fmt: skip
-    """Compute one row block's dQ on chip, looping over the column blocks in which it sees any key."""
+    """Compute one row block's dQ on chip, looping over the column blocks in which the row block sees any key."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d

@@ -195,7 +195,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
         tma.async_atomic_add(dQ, at, dq.index(c))  # FA2.A2.L15
     store(dv_j, dV, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
     store(tau * dk_j, dK, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit

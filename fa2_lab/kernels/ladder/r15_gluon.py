@@ -149,7 +149,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q)  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # wait for the copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the copy because shared memory is freed when the program ends
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Rung 19, first tile apart: the ragged tile is computed before the loop so that the loop needs no test without a mask.
+"""Rung 19, first tile apart: the ragged tile is computed before the loop, which needs no test if there is no mask.
 
 A ring is a circular buffer with a few stages. Each stage has a buffer for one tile and two barriers, `filled` and
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
@@ -186,7 +186,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # wait for the copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the copy because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -187,7 +187,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     hopper.fence_async_shared()
     tma.async_store(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-    tma.store_wait(0)  # wait for the copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the copy because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -227,7 +227,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit

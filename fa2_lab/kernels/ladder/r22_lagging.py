@@ -120,7 +120,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def split_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
+    """Reshape a tile to (64, columns / 8, 4, 2) because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([64, x.shape[1] // 8, 4, 2])
 
 
@@ -286,7 +286,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit

@@ -119,7 +119,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def split_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
+    """Reshape a tile to (64, columns / 8, 4, 2) because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([64, x.shape[1] // 8, 4, 2])
 
 
@@ -288,7 +288,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
             release(q, q_n)
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
-    tma.store_wait(0)  # wait for the last copy, because shared memory is freed when the program ends
+    tma.store_wait(0)  # wait for the last copy because shared memory is freed when the program ends
 
 
 @gluon.jit
