@@ -99,13 +99,9 @@ def _draw_block(ax: style.Axes, direction: str, rings: dict[str, tuple[int, int]
             style.arrow(ax, (start + 0.03, y - 0.08), (stop - 0.05, y - 0.08), color)
             if releases:
                 style.arrow(ax, (stop - 0.05, y + 0.1), (start + 0.03, y + 0.1), color, linestyle=(0, (3, 2)))
-        words = (
-            "with K"
-            if not releases
-            else f"{releases} ×"
-            if style.is_narrow()
-            else style.count_with_noun(releases, "release")
-        )
+        words = style.count_with_noun(releases, "release") if releases else "freed with K"
+        if style.is_narrow():
+            words = f"{releases} ×" if releases else words.replace(" ", "\n", 1)
         style.note(ax, (right + consumers) / 2, y + 0.21, words, ha="center")
         style.note(ax, (right + consumers) / 2, y - 0.18, "full", ha="center")
     style.note(

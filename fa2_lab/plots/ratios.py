@@ -16,8 +16,7 @@ FAST_PEERS = {  # the fastest other implementations, which have separate lanes i
 SLOW_PEERS = ("FlexAttention", "torch flash")  # these have no lanes, because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
-LEGEND = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
-OUTLINED = "Outlined: slower, by median, than at least one."
+LEGEND = "Mark and number: median. Bar: all problems.\nOutlined row: slower, by median, than at least one."
 SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends on a page and on a phone, as shares of the width
 # The x-coordinates of the numbers, as shares of the picture's width.
 LANE, SLOWER = (0.787, 0.66), 0.99  # a lane's median on a page and on a phone; the count of slower problems
@@ -102,10 +101,12 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     caption = (
         f"By median, fa2_lab {counts}."
         f" A setting is one row, which compares fa2_lab with every implementation that we measured on its problems."
+        f" A ratio is the speed of fa2_lab divided by that of another implementation."
         f" fa2_lab loses in these rows: {'; '.join(f'in “{name}”, it has {slower}' for name, slower in losses)}."
         f" The scale of the ratios is logarithmic."
         f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
         f" If a lane has an arrowhead and no mark, the median is also beyond the scale."
+        f" {slower_implementations(rows)}"
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
@@ -126,9 +127,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         _draw_row(ax, y, height, row, across)
         y += height + 0.25
     _set_scale(ax, (bottom, top))
-    gap = "\n" if is_stacked else " "
-    key = gap.join(LEGEND) + f"\n{OUTLINED}\n{slower_implementations(rows, gap)}"
-    ax.set_xlabel(key, loc="left", fontsize=style.SMALL, labelpad=8)
+    ax.set_xlabel(LEGEND, loc="left", fontsize=style.SMALL, labelpad=8)
     middles = "; ".join(f"{group}: {median_ranges(rows, group)}" for group in groups)
     middles = middles.replace("FlashAttention-", "FA")
     return figure, f"Speed ratios, one row for each setting. FA3 is FlashAttention-3. Medians: {middles}."
@@ -160,13 +159,13 @@ def _set_scale(ax: Axes, ylim: tuple[float, float]) -> None:
     ax.spines[:].set_visible(False)
 
 
-def slower_implementations(rows: list[Ratios], gap: str) -> str:
+def slower_implementations(rows: list[Ratios]) -> str:
     """Return a sentence with the number of rows in which each of SLOW_PEERS is slower than fa2_lab by median."""
     counts = []
     for peer in SLOW_PEERS:
         found = [middles[peer] for *_, ratios in rows if peer in (middles := medians(ratios))]
         counts.append(f"{peer} in {sum(x > 1 for x in found)} of {len(found)}")
-    return f"Not drawn, but slower in almost all rows:{gap}{', '.join(counts)}."
+    return f"Other implementations are not drawn, but slower in almost all rows: {', '.join(counts)}."
 
 
 def draw_legend(ax: Axes, y: float, across: Transform) -> None:

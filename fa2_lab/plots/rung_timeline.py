@@ -91,7 +91,6 @@ CHANGE_LABELS = {  # {rung: text beside the first changed box or below the copie
     19: "no test for the last key",
     22: "o is not rescaled",
 }
-LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
 # {rung: clock cycles to draw}, for rungs whose change is small within a tile.
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}
 
@@ -260,9 +259,9 @@ def draw(headline: str, explanation: str, panels: list[Mapping], unit: str, rati
     """
     number = panels[-1]["number"]
     caption = (
-        f"{headline}. {explanation}{' ' * bool(explanation)}Model of an SM of an H200, d = 128, no mask. The number on"
-        " a softmax counts the instructions that a thread executes in most tiles, including the few that start the"
-        " matmuls."
+        f"{headline}. {explanation}{' ' * bool(explanation)}Model of an SM of an H200, d = 128, no mask. The lines 0,"
+        " 1, … of a unit are warpgroups. The number on a softmax counts the instructions that a thread executes in most"
+        " tiles, including the few that start the matmuls."
         + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
         + " If a job takes twice as long, two warpgroups share its unit. Wherever all lines of the tensor cores are"
@@ -278,11 +277,10 @@ def draw(headline: str, explanation: str, panels: list[Mapping], unit: str, rati
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
     figure = stacked_timelines(
-        sum(heights) + (0.9 if style.is_narrow() else 0.4), caption, titled, window, faded=faded, height_ratios=heights
+        sum(heights) + (0.5 if style.is_narrow() else 0.2), caption, titled, window, faded=faded, height_ratios=heights
     )
     clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
-    legend = LEGEND.replace("; ", "\n") if style.is_narrow() else LEGEND
-    figure.axes[-1].set_xlabel(f"{clocks}\n{legend}")
+    figure.axes[-1].set_xlabel(clocks)
     if unit == "copy":
         for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CHANGE_LABELS[number], strict=True):
             _count_copies(ax, rows, panel, cause)

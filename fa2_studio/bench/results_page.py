@@ -125,12 +125,15 @@ def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
 def outcome_lines(runs: list[Record]) -> list[str]:
     """Return a summary of how often `fa2_lab` is faster: a sentence, the picture of all ratios, and a table."""
     message, how = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 1)
-    lead = f"We measured the settings of the figure on an {most_common_machine(runs)['gpu']}. The rows at its top are"
-    lead += " those of the suites in which `fa2_lab` loses, and a row in which it loses has an outline."
+    lead = f"{message}, measured on an {most_common_machine(runs)['gpu']}."
     slow = f"`fa2_lab` is slower {SLOW_CASES}, as [a later table](#where-fa2_lab-is-slower) shows."
+    order = (
+        "The rows at the figure's top are those of the suites in which `fa2_lab` loses, and a row in which it loses has"
+    )
+    order += " an outline."
     lines = [*figure_speedup_rows(), *speedup_rows(load("paper"), load("sweep"))]
     table = details_fold(COUNTS_TITLE, [COUNTS_TEXT, "", *markdown_table(SPEEDUP_COLUMNS, lines)])
-    return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", how, "", *table]
+    return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", f"{order} {how}", "", *table]
 
 
 def figure_speedup_rows() -> list[list[str]]:

@@ -252,8 +252,10 @@ def shorten_signature(signature: re.Match) -> str:
 
 
 def listing_to_html(code: str, python: bool = True, printed: str = "") -> list[str]:
-    """Convert a listing and its output to HTML pieces of at most FULL lines. Long lines lose their comments, and docstrings of several
-    lines are left out."""
+    """Convert a listing and its output to HTML pieces of at most FULL lines.
+
+    Long lines lose their comments, and docstrings of several lines are left out.
+    """
     code = LONG_DOCSTRING.sub("", SIGNATURE.sub(shorten_signature, code)) if python else code
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = len(lines) > FULL

@@ -30,10 +30,8 @@ const jump = (k) => rate(rungs[k]) / rate(rungs[k - rungs[k].changes]);
 function gain(k) {
   if (k === 0) return "where the climb begins";
   const x = ratio(k);
-  const many = rungs[k].changes;
-  if (many > 1 && shapeName() === JUMPS) return `× ${x.toFixed(2)}, and × ${jump(k).toFixed(2)} over rung ${rungs[k - many].n}`;
   if (loses(k)) return `× ${x.toFixed(2)}: it loses here`;
-  return x <= 1.01 ? `× ${x.toFixed(2)}: nothing gained here` : `× ${x.toFixed(2)}`;
+  return x <= 1.01 ? `× ${x.toFixed(2)}: nothing gained here` : `× ${x.toFixed(2)} over rung ${rungs[k - 1].n}`;
 }
 
 /** The same change in the other three shapes. */
@@ -200,7 +198,9 @@ function drawChart(n) {
     e.setAttribute("aria-label", `${label}, ${gain(k)}`);
     e.onpointerenter = e.onfocus = () => ($("share").textContent = label);
     e.onpointerleave = e.onblur = () => ($("share").textContent = shown(n));
-    if (rungs[k].changes) e.lastChild.textContent = shapeName() === JUMPS ? jump(k).toFixed(1) : "";
+    const { changes } = rungs[k];
+    const which = changes > 1 ? `\n${k - changes + 1}–${k}` : ""; // a jump of several changes
+    if (changes) e.lastChild.textContent = shapeName() === JUMPS ? `×${jump(k).toFixed(1)}${which}` : "";
   });
 }
 
@@ -215,10 +215,9 @@ chart.onkeydown = (e) => {
   bars[transport.t].focus();
 };
 
-/** The rung that the address names, as #r08, or else the highest jump or, on the first page, the whole climb. */
+/** The rung that the address names, as #r08, or else the highest jump. */
 function fromAddress() {
   const asked = rungs.findIndex((rung) => location.hash === `#r${rung.n}`);
-  if (asked < 0 && document.documentElement.dataset.ask?.endsWith("brief")) return rungs.length - 1;
   const gains = rungs.map((_, k) => (k ? ratio(k) : 0));
   return asked < 0 ? gains.indexOf(Math.max(...gains)) : asked;
 }

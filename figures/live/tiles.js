@@ -220,15 +220,16 @@ function verdict({ moved, ok, scarce }) {
 }
 
 function drawTraffic({ moved, flops }, chip) {
-  const narrow = $("traffic").clientWidth < 450;
   const most = Math.max(...Object.values(moved).map(({ requested }) => requested));
   const rows = Object.entries(moved).map(([name, { requested, dram }]) => {
     const parts = [[requested / most, "outline"], [dram / most, "fill"]]; // prettier-ignore
-    const e = row(NAMES[name], parts, `${bytes(requested)} → ${bytes(dram)}`, name === "fa2" ? "now" : "");
-    if (requested / most < 0.6) add(e.children[1], "", "b", percent(dram / requested) + (narrow ? "" : " reach DRAM")).style.left = `${(100 * requested) / most}%`;
+    const e = row(NAMES[name], parts, bytes(requested), name === "fa2" ? "now" : "");
+    add(e, "", "span", bytes(dram));
     return e;
   });
-  $("traffic").replaceChildren(...rows);
+  const head = row("", [], "□ requested");
+  add(head, "", "span", "■ from DRAM");
+  $("traffic").replaceChildren(head, ...rows);
   const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_bytes_per_second)}`);
   $("traffic-note").textContent =
     `An outline shows the bytes that the chip requests, and its fill those that reach DRAM, because L2 does not have them (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops_per_second)} of the tensor cores.`;
