@@ -104,10 +104,11 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # ## Which L does a block need in the backward pass?
 #
 # In chapter 05, the backward pass recomputes P from S and L, as $P = e^{S - L}$. After the forward ring, each rank has
-# the final L of its rows, which covers the keys of all ranks. When a block of keys comes by again, the rank computes
-# what its own rows contribute to the gradients through that block. The folded cell below does this twice for every
-# block of keys, once with the final L and once with the L of that block alone. It also computes the gradients on a
-# single device, to compare with. The results are called `right` and `wrong`, and those of the single device `truth`:
+# the final L of its rows, which covers the keys of all ranks. When a block of keys arrives again in the backward pass,
+# the rank computes what its own rows contribute to the gradients through that block. The folded cell below does this
+# twice for every block of keys, once with the final L and once with the L of that block alone. It also computes the
+# gradients on a single device, to compare with. The results are called `right` and `wrong`, and those of the single
+# device `truth`:
 
 # %% tags=["hide-input"]
 dO, blocks = np.random.default_rng(1).standard_normal((N, d)), dict(B_r=4, B_c=4)
@@ -224,7 +225,7 @@ show("zigzag")
 # size.
 #
 # Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
-# back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
+# back piece, 6, counting pieces from 0. When the block of another rank arrives, there are two cases.
 #
 # - The block belongs to a later rank, for example to rank 2 with pieces 2 and 5. The rows of piece 6 see both of
 #   these pieces completely, because both come before piece 6. The rows of piece 1 see neither.
