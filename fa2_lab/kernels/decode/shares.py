@@ -1,7 +1,7 @@
 """The rules, in plain Python, by which decode divides the keys of all heads among programs.
 
 Decode has too few heads to fill a GPU, so several programs read each head's keys. If the query rows of a K/V head
-occupy several row blocks, each row block counts as a head in this file. There are two ways to divide the work:
+occupy several row blocks, this file treats each row block as a head. There are two ways to divide the work:
 
     split-KV   every head has the same number of programs, called splits, where split w reads tiles w, w + splits, …
     stream-K   the work of all heads is concatenated, and every program gets an equal share, which may span heads:

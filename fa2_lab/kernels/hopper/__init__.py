@@ -1,4 +1,4 @@
-"""Gluon kernels for Hopper GPUs (sm_90), in which one warp copies tiles ahead of time while all other warps compute."""
+"""Gluon kernels for Hopper GPUs (sm_90), in which one warp prefetches tiles while all other warps compute."""
 
 from fa2_lab.kernels import triton_versions
 

@@ -206,7 +206,7 @@ def backward_kernel(Q, K, V, dO, acc_init, dQ, dK, dV, N_q, N_k, tau, tau_log2, 
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
     q, do, init, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(acc_init, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two, as one consumer may be a step ahead of the other
+    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, as one consumer may be a step ahead
     dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # halves of dQ, which TMA adds to HBM
     ds_filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ds_filled, count=2)

@@ -115,7 +115,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     else:  # compute b − L first because it is small unless P is negligible
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
-        power = tl.minimum(power, 100.0)  # keeps masked entries from overflowing; visible ones stay far below 100
+        power = tl.minimum(power, 100.0)  # prevents masked entries from overflowing; visible entries stay far below 100
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
     if MASKED:  # masked entries include those of all rows that see no key, where L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
@@ -180,7 +180,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
         row0 += B_r
-        if MASKED:  # after the rows before `end`, continue with the rows from `second_begin` on
+        if MASKED:  # after the rows before `end`, continue at row `second_begin`
             row0 = tl.where(row0 < end, row0, tl.maximum(row0, second_begin))
         if GROUPED:  # after the last row of the span, continue with the first row of the next query head
             head += (row0 >= second_end).to(tl.int32)

@@ -38,7 +38,7 @@ class BackwardConfig:
     dv_late: bool  # whether P dO starts only after dS is in shared memory, which saves registers
     dk_late: bool  # whether dS Q is deferred to the next step
     v_in_registers: bool  # whether half of V stays in registers
-    last_first: bool  # whether to visit row blocks in reverse, from the last one, which sees all column blocks
+    last_first: bool  # whether row blocks are visited in reverse order (the last one sees all column blocks)
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     skip_last_quarter: bool = False  # whether sums over d omit the last quarter of the d_pad columns, which is padding
 

@@ -76,8 +76,8 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
     """
     entries, heads, _ = shape_of(Q)
     all_row_blocks = entries * heads * T_r
-    n = 0  # number of row blocks so far
-    r = 0  # number of column blocks so far
+    n = 0  # number of row blocks loaded so far
+    r = 0  # number of column blocks announced so far
     t = scheduler.first()
     while scheduler.more(t):
         block, head_part = scheduler.block_coord(t)

@@ -69,7 +69,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
     """
     CONSUMERS: gl.constexpr = smem.config.consumers
     n = 0  # number of tiles of K (and of V) loaded so far
-    r = 0  # number of row blocks so far
+    r = 0  # number of row blocks announced so far
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.block_coord(t)

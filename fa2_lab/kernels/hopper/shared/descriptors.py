@@ -24,7 +24,7 @@ HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor with which TMA can copy tiles of `rows` rows and d columns to or from a head of X.
+    """Return a descriptor with which TMA can copy tiles of `rows` rows and d columns to or from any head of X.
 
     The address of X is filled in at each launch.
     """
