@@ -2,7 +2,7 @@
 
 Shared memory holds the loaded tiles. A tile loaded only once has a single buffer, whereas each tile loaded in a loop
 has `stages` buffers, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s,
-Triton uses s stages on Hopper and s − 1 stages on other GPUs.
+Triton uses s stages on Hopper if a block has at least 64 rows, and s − 1 stages otherwise and on other GPUs.
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.

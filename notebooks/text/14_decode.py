@@ -109,7 +109,7 @@ show("rooflines_decode")
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
     ran = grid.schedule(splits.same_splits((1024,) * 8, n), 132)
-    print(f"{n:2} splits: {8 * n:3} programs, waves: {ran.waves}", end=", ")
+    print(f"split into {n:2}: {8 * n:3} programs, waves: {ran.waves}", end=", ")
     print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
@@ -450,7 +450,7 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # ```
 #
 # ```text
-# 45% of the numbers of O differ, by 3e-05 at most
+# 46% of the numbers of O differ, by 3e-05 at most
 # ```
 # </details>
 #
@@ -688,8 +688,8 @@ unit, seconds = group.limit(chips.H200)
 verdict("56 µs, limited by DRAM", (unit, round(1e6 * seconds)) == ("DRAM", 56))
 verdict("8 programs read less than a tenth of a copy's speed, and L2 could deliver more to "
         "each SM", 8 * each < copy / 10 and each < 0.7 * path)
-verdict("a tile takes 0.76 µs; a second tile in flight makes a program half as fast again, and "
-        "more hardly help",
+verdict("a tile takes 0.76 µs; a second tile in flight makes a program "
+        f"{stages[3] / stages[2]:.2f} times as fast, and more hardly help",
         round(tile / each / 1e3, 2) == 0.76 and 1.4 < stages[3] / stages[2] < 1.6
         and stages[6] < 1.05 * stages[3])
 verdict("one split is up to ten times slower for one sequence, and costs nothing from 16 "
