@@ -21,7 +21,7 @@ class Scales(NamedTuple):
     scale_log2: float  # τ log₂e
     exact_scale: float  # largest power of two not above scale_log2, so that products with it are exact
     exact_from_abs_m: float  # smallest |m| for which a row uses exact_scale: see softmax_step()
-    softcap_factor: float | None  # multiplies the scores inside the softcap's tanh
+    softcap_factor: float | None  # factor of the scores inside the softcap's tanh, or None if there is no softcap
 
 
 def log2_scale(scale: float) -> float:

@@ -50,7 +50,7 @@ def copied(rung: str) -> ModuleType:
     """Import a rung a second time and return the new module, so that changes to it do not affect the original rung."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
-    assert spec and spec.loader  # neither is None, since the file exists
+    assert spec and spec.loader  # the file exists, so neither is None
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

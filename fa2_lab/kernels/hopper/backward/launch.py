@@ -148,7 +148,7 @@ def prepare_main(
         l2_group = parts * configs.deterministic_l2_group(cdiv(N_q, n_sequences), d, H // H_kv)
     else:
         rows = 1 if options.has_window else cdiv(N_q, n_sequences * parts)  # rows read concurrently
-        bytes_per_head = rows * (H // H_kv) * 4 * (d + config.d_pad)  # Q, dO and dQ's accumulators
+        bytes_per_head = rows * (H // H_kv) * 4 * (d + config.d_pad)  # for Q, dO and the accumulators of dQ
         blocks_per_head = cdiv(column_blocks, batch * H_kv * n_sequences)
         l2_group = configs.l2_group(blocks_per_head, heads, SMs, masked, H // H_kv, bytes_per_head)
     descriptors = describe(Q, config.B_r), describe(K, 128), describe(V, 128), describe(dO, config.B_r)
