@@ -97,7 +97,7 @@ def figure_frame(name: str, ask: str = "", wide: bool = True) -> str:
     frame = f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
     own = f'<a href="{address.removesuffix("?brief")}">{title}, on a page of its own</a>'
     kind = "live-piece wide" if wide and name in live.WIDE else "live-piece"
-    return f'<figure class="{kind}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
+    return f'<figure class="{kind}" id="live-{name}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
 
 
 def html_block(name: str, *inside: str) -> str:

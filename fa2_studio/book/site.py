@@ -150,9 +150,12 @@ def prepare_notebook(notebook: nbformat.NotebookNode, button: str = "") -> None:
     """Prepare a notebook for the site.
 
     Remove navigation bars, fold imports and hidden code, and colour printed Python. Replace recorded pictures with the
-    files in figures/, and interactive figures with frames.
+    files in figures/, and interactive figures with frames. Link to them and to the parts of the chapter at its top.
     """
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
+    notebook.cells[0].source = re.sub(
+        "\n\n(?=After this notebook)", f"{links_down(notebook)}\n\n", notebook.cells[0].source, count=1
+    )
     if button:
         notebook.cells[0].source += f"\n\n{button}"
     for cell in notebook.cells:
@@ -174,6 +177,16 @@ def prepare_notebook(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 elif (found := PICTURE.search(shown)) and (name := figures_by_description().get(unescape(found[1]))):
                     output.data["text/html"] = shown.replace(found[0], front.picture_html(name, unescape(found[1])))
             cell.metadata.update(tags=tags, mystnb=look)
+
+
+def links_down(notebook: nbformat.NotebookNode) -> str:
+    """Return a paragraph with links to the notebook's interactive figures, and one with links to its parts, if any."""
+    shown = "".join(o.get("data", {}).get("text/html", "") for c in notebook.cells for o in c.get("outputs", []))
+    pieces = [f'<a href="#live-{name}">{live.page_texts(name)[0]}</a>' for name, _ in LIVE.findall(shown)]
+    headings = re.findall(r"^## Part (.*)$", "\n".join(c.source for c in notebook.cells), re.MULTILINE)
+    parts = [f"[{re.sub(r' [(].*', '', words)}](#{questions.heading_anchor(f'Part {words}')})" for words in headings]
+    lists = (("Try it on this page", pieces), ("Parts of this page", parts))
+    return "".join(f"\n\n{title}: {'; '.join(links)}." for title, links in lists if links)
 
 
 @cache

@@ -45,13 +45,6 @@ from fa2_studio.book.orders import check_copies
 from fa2_studio.book.ring import PAUSE, RingModel, run_actors, try_consumer
 from fa2_studio.book.verdicts import close, verdict
 
-# %% tags=["nbval-ignore-output"]
-# Setup: run this cell as well.
-on_gpu = torch.cuda.is_available()
-device = "cuda" if on_gpu else "cpu"
-# prints how the kernels run here
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
-
 # %% [markdown]
 # ## Part 1 · Barriers, sizes and the scheduler (13 minutes)
 # Before we read the kernel's lines, we look at it from outside. Which warps wait for which, how large are the buffers,
@@ -1041,12 +1034,14 @@ check_copies(my_copies)
 # %% [markdown]
 # ## Checks
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "nbval-ignore-output"]
 col, seen = np.arange(128)[None, :], np.arange(-3, 140)[:, None]
 verdict("the test of bits gives the causal mask",
         (((col & ~6) < seen - (col & 6)) == (col < seen)).all())
 found = {careful: wrong(careful, 200) for careful in ((), (3,))}
 verdict("without releases, V needs a wait before its last tile", found[3,] == 0 < found[()])
+on_gpu = torch.cuda.is_available()
+device = "cuda" if on_gpu else "cpu"
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
 for d in (64, 128):
     for causal in (False, True):

@@ -31,13 +31,6 @@ from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.plots.show import show
 from fa2_studio.book.hopper import show_listing
 
-# %% tags=["nbval-ignore-output"]
-# Setup: run this cell as well.
-on_gpu = torch.cuda.is_available()
-device = "cuda" if on_gpu else "cpu"
-# prints how the kernels run here
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
-
 # %% [markdown]
 # ## Part 1 · One step, and its registers (13 minutes)
 # We first ask what a single pass saves. Then we look at the work of one step without any waits, and at the registers
@@ -874,7 +867,9 @@ paces = [clocks_of_a_step(kernel_order, add=add) for add in (600, 2500, 5000)]
 verdict("an addition may take about as long as a step", paces[1] < 1.05 * paces[0]
         and paces[2] > 1.5 * paces[0])
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "nbval-ignore-output"]
+on_gpu = torch.cuda.is_available()
+device = "cuda" if on_gpu else "cpu"
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
 for d in (64, 128):
     for causal in (False, True):

@@ -126,7 +126,7 @@ def test_site_figures_are_the_drawn_files_with_alt_text(pages):
 
 
 def test_site_live_figures_have_a_static_version_for_print(folder, pages):
-    figures = re.findall(r'<figure class="live-piece[^"]*">.*?</figure>', "".join(page.read_text() for page in pages))
+    figures = re.findall(r'<figure class="live-piece[^>]*>.*?</figure>', "".join(page.read_text() for page in pages))
     assert figures
     for figure in figures:
         for shown in (r'<iframe src="([^"]+)" title="[^"]{8,}"', r'<picture class="still">.*?<img src="([^"]+)"'):
