@@ -5,8 +5,9 @@ import builtins
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from functools import cache
 from html import escape
-from itertools import chain, count
+from itertools import chain
 from math import ceil
 from textwrap import wrap
 
@@ -115,41 +116,66 @@ def table_to_html(part: str) -> list[str]:
     head, rule, *rows = part.split("\n")
     cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in (head, *rows)]
     texts = [[re.sub(r"[$`*\\{}]", "", cell).strip() for cell in row] for row in cells]
-    long = [[len(text) for text in row] for row in texts]
-    columns = [max(column) for column in zip(*long, strict=True)]
-    ways = [row_heights(long, columns, scale) for scale in SCALES]
-    high = next((way for way in ways if sum(way) <= ROWS), [SCALES[1] * h for h in ways[0]])
+    columns = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    widths = {scale: column_widths(texts, columns, OF_TABLE / scale - len(columns)) for scale in SCALES}
+    ways = {scale: row_heights(texts, widths[scale], scale) for scale in SCALES}
+    scale = next((scale for scale in SCALES if sum(ways[scale]) <= ROWS), SCALES[1])
+    high = ways[scale]
     size = dict(zip(rows, high[1:], strict=True))
     parts = split_by_height(rows, high[1:], ROWS - high[0])
     tables = [
         with_size(markdown_to_html("\n".join([head, rule, *some])), high[0] + sum(map(size.get, some)), sum(columns))
         for some in parts
     ]
-    return tables if len(tables) == 1 else [fix_columns(table, texts, columns) for table in tables]
+    return [
+        fix_columns(table, widths[scale], f"fixed{' parts' * (len(tables) > 1)}") if max(high) > 1.5 * scale else table
+        for table in tables
+    ]
 
 
-def row_heights(long: list[list[int]], columns: list[int], scale: float) -> list[float]:
-    """Return the estimated heights of a table's rows in text rows, if its letters are scaled by `scale`.
+def column_widths(texts: list[list[str]], columns: list[int], most: float) -> list[int]:
+    """Return the widths of a table's columns in letters, which add up to at most `most` if all words fit.
 
-    `long` holds the number of letters in each cell, and `columns` the largest of each column.
+    Each column has room for its longest word and for its short cells, which are never wrapped. The rest of the width
+    goes wherever it saves most lines for each letter.
     """
-    fold = max(1, sum(columns) / (OF_TABLE / scale - len(columns)))
-    lines = (
-        max(ceil(n * fold / most) if most > 12 else 1 for n, most in zip(row, columns, strict=True)) for row in long
-    )
+    whole = [[[text] if len(text) <= 12 else text.split() for text in row] for row in texts[1:]]
+    least = [[max(map(len, words)) + 2 for words in row] for row in whole]
+    least.append([max(int(1.2 * len(word)) + 2 for word in text.split() or [""]) for text in texts[0]])  # in bold
+    widths = [max(column) for column in zip(*least, strict=True)]
+    while (rest := int(most - sum(widths))) > 0:
+        now, best = total_lines(texts, widths), (0.0, 0, 0)
+        for n, width in enumerate(widths):
+            for more in range(1, min(rest, columns[n] + 1 - width) + 1):
+                saved = now - total_lines(texts, [*widths[:n], width + more, *widths[n + 1 :]])
+                best = max(best, (saved / more, n, more))
+        if best[0] <= 0:
+            break
+        widths[best[1]] += best[2]
+    return widths
+
+
+@cache
+def lines_of_text(text: str, width: int) -> int:
+    return len(wrap(text, width, break_long_words=False, break_on_hyphens=False)) or 1
+
+
+def total_lines(texts: list[list[str]], widths: list[int]) -> float:
+    """Return the number of lines of all rows, plus a hundredth of those of all cells, which decide between equals."""
+    lines = [[lines_of_text(text, width) for text, width in zip(row, widths, strict=True)] for row in texts]
+    return sum(max(row) + 0.01 * sum(row) for row in lines)
+
+
+def row_heights(texts: list[list[str]], widths: list[int], scale: float) -> list[float]:
+    """Return the estimated heights of a table's rows in text rows, if its letters are scaled by `scale`."""
+    lines = (max(lines_of_text(text, width) for text, width in zip(row, widths, strict=True)) for row in texts)
     return [scale * (0.95 * n + 0.2) for n in lines]
 
 
-def fix_columns(table: str, texts: list[list[str]], columns: list[int]) -> str:
-    """Return a table that continues on other slides, with the same column widths on each of them.
-
-    Each column has room for its longest word, and for its longest cell in the same number of lines as the others.
-    """
-    words = [max(len(word) + 1 for text in column for word in text.split()) for column in zip(*texts, strict=True)]
-    ways = ([max(word, letters / n) for word, letters in zip(words, columns, strict=True)] for n in count(1))
-    widths = next(way for way in ways if sum(way) <= max(OF_TABLE, sum(words)))
-    columns_html = "".join(f'<col style="width: {100 * width / sum(widths):.1f}%">' for width in widths)
-    return re.sub("(<table[^>]*)>", rf"\1 class=fixed><colgroup>{columns_html}</colgroup>", table, count=1)
+def fix_columns(table: str, widths: list[int], kind: str) -> str:
+    """Return a table with these widths of its columns in letters."""
+    columns = "".join(f'<col style="width: {100 * width / sum(widths):.1f}%">' for width in widths)
+    return re.sub("(<table[^>]*)>", rf'\1 class="{kind}"><colgroup>{columns}</colgroup>', table, count=1)
 
 
 def split_by_height(

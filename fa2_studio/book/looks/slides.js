@@ -16,7 +16,7 @@ function fit(section) {
   section.classList.remove("low");
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has(".fixed") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : has("pre, table, li") ? 132 : 180; // a table of several slides has one size
+  const most = has(".parts") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : has("pre, table, li") ? 132 : 180; // a table of several slides has one size
   for (const size of [180, 155, 132, 118, 100, 84, 72, 52].filter((step) => step <= most)) { // the smallest is for what never fits
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
