@@ -58,11 +58,9 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
         return with_fallback("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.needs_portable and decode.is_decode(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
-    launcher = hopper_module("forward", q.device) if hopper_supports(tensors, options) else None
-    kernel = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
-    return (
-        portable_fallback(tensors) if kernel is None else with_fallback("Hopper's forward", kernel, portable_fallback)
-    )
+    hopper = hopper_module("forward", q.device) if hopper_supports(tensors, options) else None
+    call = hopper.prepare(tensors, options) if hopper is not None and hopper.enough_work(q, k) else None
+    return portable_fallback(tensors) if call is None else with_fallback("Hopper's forward", call, portable_fallback)
 
 
 def prepare_portable_forward(tensors: Tensors, options: Options) -> Callable:
@@ -112,23 +110,23 @@ def prepare_contiguous_backward(
     The returned function uses the Hopper kernels if they support these calls and are faster than the portable kernels,
     and the portable kernels otherwise.
     """
-    launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
-    kernel = None
-    if launcher is not None and launcher.enough_work(tensors.q, tensors.k):
-        kernel = launcher.prepare(dO, O, tensors, options, deterministic)
-    if kernel is None:
+    hopper = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
+    call = None
+    if hopper is not None and hopper.enough_work(tensors.q, tensors.k):
+        call = hopper.prepare(dO, O, tensors, options, deterministic)
+    if call is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
     def portable_fallback(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> Callable:
         return prepare_portable_backward(dO, O, tensors, options)
 
-    return with_fallback("Hopper's backward", kernel, portable_fallback)
+    return with_fallback("Hopper's backward", call, portable_fallback)
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes the gradients for calls like this one, using the portable backward kernels."""
-    kernel = portable_backward.prepare(dO, O, tensors, options)
-    return with_fallback(f"the portable backward{bias_suffix(options)}", kernel, bias=options.bias)
+    call = portable_backward.prepare(dO, O, tensors, options)
+    return with_fallback(f"the portable backward{bias_suffix(options)}", call, bias=options.bias)
 
 
 def bias_suffix(options: Options) -> str:
@@ -179,22 +177,22 @@ WARNED: set[str] = set()  # kernels for which a warning has been shown
 
 
 def with_fallback(
-    name: str, kernel: Callable, prepare_fallback: Callable[..., Callable] | None = None, bias: Callable | None = None
+    name: str, call: Callable, prepare_fallback: Callable[..., Callable] | None = None, bias: Callable | None = None
 ) -> Callable:
-    """Return a function that calls `kernel`, or a fallback if Triton cannot compile `kernel`.
+    """Return a function that runs `call`, or a fallback if Triton cannot compile the kernels of `call`.
 
-    The fallback is the function that prepare_fallback(*arguments) returns. It handles the call for which Triton could
-    not compile `kernel`, all later calls, and any call for which `kernel` returns None. If `prepare_fallback` is None,
-    there is no fallback, and the compile error is reported as a RuntimeError. `name` identifies the kernel in messages.
-    If a kernel with a bias fails in Triton's interpreter, the error names the bias.
+    The fallback is the function that prepare_fallback(*arguments) returns. It takes over when Triton cannot compile a
+    kernel, and also runs whenever `call` returns None. If `prepare_fallback` is None, there is no fallback, and the
+    compile error is reported as a RuntimeError. `name` identifies the kernels in messages. If a kernel with a bias
+    fails in Triton's interpreter, the error names the bias.
     """
     compiles, fallback = True, None
 
-    def call(*args: Any) -> Any:
+    def call_or_fallback(*args: Any) -> Any:
         nonlocal compiles, fallback
         if compiles or prepare_fallback is None:
             try:
-                result = kernel(*args)
+                result = call(*args)
                 if result is not None or prepare_fallback is None:
                     return result
             except Exception as error:
@@ -209,7 +207,7 @@ def with_fallback(
         fallback = fallback or prepare_fallback(*args)
         return fallback(*args)
 
-    return call
+    return call_or_fallback
 
 
 def is_compile_error(error: Exception) -> bool:

@@ -59,9 +59,9 @@ class Relaunch:
         self.encoders = [*map(descriptor_encoder, kernel_args[:n_descriptors], self.meta)]
         # Plain tuples unpack faster than named ones. None of these arguments is a tensor, so no tensor is kept alive.
         self.rest = [*map(as_plain_tuples, kernel_args[n_descriptors + n_pointers :])]
-        self.launcher = compiled.run.launch
+        self.c_launch = compiled.run.launch
         if n_descriptors:
-            self.launcher, driver_args = unwrapped_launcher(compiled.run.launch, launch_args)
+            self.c_launch, driver_args = unwrapped_launcher(compiled.run.launch, launch_args)
             expected = driver_args[-1] if self.args_in_list else driver_args[len(base) :]
             computed = self.kernel_args([*(X.base.data_ptr() for X in kernel_args[:n_descriptors]), *[0] * n_pointers])
             others = n_pointers + len(self.rest)
@@ -93,9 +93,9 @@ class Relaunch:
         base[3] = stream
         kernel_args = self.kernel_args(addresses)
         if self.args_in_list:
-            self.launcher(*base, kernel_args)
+            self.c_launch(*base, kernel_args)
         else:
-            self.launcher(*base, *kernel_args)
+            self.c_launch(*base, *kernel_args)
         return True
 
     def kernel_args(self, addresses: Any) -> list:
