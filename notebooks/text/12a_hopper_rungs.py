@@ -214,9 +214,12 @@ for arrival in range(5):
 
 # %% [markdown]
 # In the first line of the output, no thread has arrived yet, but phase 1 already counts as over, as if a phase 1 had
-# come before the first phase 0. Part 3 relies on this. After four arrivals, the barrier gives the same answers as in
-# the first line. Suppose that a slow thread asks only now whether the first phase 0 is over. The barrier answers no, so
-# the thread waits until the next phase 0 ends.
+# come before the first phase 0. Part 3 relies on this answer. After four arrivals, two phases are over, and the barrier
+# gives the same answers as in the first line. Suppose that a slow thread asks only now whether the first phase 0 is
+# over. The barrier answers no, although that phase ended long ago, because a single bit cannot tell it from the next
+# phase 0, which has just begun. The thread would therefore wait for the end of the wrong phase. So a thread must ask
+# about a phase before the following phase is over as well. Chapter 12b shows what happens if a thread skips a wait and
+# breaks this rule.
 #
 # In Gluon, this barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` makes one
 # arrival and also announces the bytes of a copy. `arrive` makes one arrival without bytes, and `wait` waits for a phase
@@ -264,10 +267,10 @@ show_listing(
 # all stages have been used once.
 #
 # We write `gl.barrier()` only to show where the threads have to wait. You may leave it out, because Triton's compiler
-# inserts such a barrier before each `expect` (and another one before each `async_load`), and the exercise in part 8
-# relies on that. The compiler does not merge its barrier with ours, so the threads wait for each other once more per
-# step than they have to. In PTX, NVIDIA's portable assembly language, which `fa2-lab xray 15 --ptx` prints, these are
-# the two `bar.sync` in front of the loop's first `expect_tx`.
+# inserts a barrier of the same kind before each `expect` and before each `async_load`, and the exercise in part 8
+# relies on that. The compiler does not merge our barrier with its own barrier before the first `expect`, so the threads
+# wait for each other once more per step than they have to. You can see both barriers in PTX, NVIDIA's portable assembly
+# language, which `fa2-lab xray 15 --ptx` prints. They are the two `bar.sync` in front of the loop's first `expect_tx`.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
 # from the table above. `mask` and `softmax` do what `visit` did in chapter 08.
@@ -277,29 +280,33 @@ show_listing(
 # 3.9 would choose the same instruction here by itself. At rung 23, however, Triton would pack some pairs in the wrong
 # order and swap them afterwards, so all rungs from 15 on spell out this instruction.
 #
-# The next lines compare rung 15 with rung 14. *Limit before* names what limited the previous rung, and *taken away*
-# names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096, each followed by
-# its share of FlashAttention-3's speed in the same run. The *factor* is the new rung's speed divided by the previous
-# rung's. Below the factors, you find values from the compiled kernel or from the GPU's performance counters, at d = 128
-# without a mask.
+# The next lines compare rung 15 with rung 14. *Limit before* names what we expected to limit the previous rung, and
+# *taken away* names what the new rung removes. The numbers in the table are TFLOP/s at 16,384 tokens and N = 4,096,
+# each followed by its share of FlashAttention-3's speed in the same run. The *factor* is the new rung's speed divided
+# by the previous rung's. Below the factors, you find values from the compiled kernel or from the GPU's performance
+# counters, at d = 128 without a mask.
 
 # %% tags=["nbval-ignore-output"]
 climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
-# Rung 15 is slower than rung 14, probably for two reasons. First, each tile now takes 70 more instructions. Of these,
-# 48 belong to the mask, because rung 14 has a second loop without a mask, whereas here a single loop applies the mask
-# to every tile (the compiler makes no branch of the `if`). Second, the warpgroup waits for its matmuls twice per tile,
-# while Triton's code waits only once. In exchange, we can now decide ourselves where each wait is.
+# Rung 15 is slower than rung 14, probably for two reasons. First, a thread executes 22 more instructions per tile. The
+# compiled loop has grown by 70 instructions, from 352 to 422, but 48 of these belong to the mask. Rung 14 has a
+# separate loop for tiles without a mask, whereas here a single loop serves all tiles, and in a tile that needs no mask,
+# a branch jumps over these 48. Second, the warpgroup waits for its matmuls twice per tile, while Triton's code waits
+# only once. In exchange, we can now decide ourselves where each wait is.
 #
 # The picture shows what an SM does on rungs 14 and 15, and each later rung has such a picture as well. You can skip a
 # picture if the rung is clear without it. Each strip shows when one unit works, from left to right in time. On rungs 14
 # to 16, the warpgroups 0 and 1 are the two programs on an SM, and from rung 17 on, they belong to one program, which
 # calls them *consumers* (part 3). The strips come from a model with three rules. Copies run back to back at L2
-# bandwidth. A matmul takes the number of clocks that the tensor cores need for it. A softmax takes one clock for each
-# instruction that a thread executes, because an SM has four schedulers, one for each of a warpgroup's four warps, and a
-# scheduler starts one instruction per clock.
+# bandwidth, and on rungs 14 to 16, their strip shows the copies of both programs. A matmul takes the number of clocks
+# that the tensor cores need for it. A softmax takes one clock for each instruction, because an SM has four schedulers,
+# one for each of a warpgroup's four warps, and a scheduler starts one instruction per clock. The number of instructions
+# is that of the compiled loop. On rungs 15 to 18, this number includes the mask's instructions (48 for a tile of 64
+# keys, and 96 for one of 128). A thread skips them in most tiles, so on these rungs, the softmax boxes are longer than
+# they should be.
 #
 # On rungs 14 to 16, compare only the lengths of the softmax boxes, because the model leaves out all waits between
 # instructions. In the model, a round, in which each warpgroup computes one tile, therefore takes only as long as its
@@ -524,12 +531,13 @@ show("rung_timeline_16")
 #
 # How many consumers do the registers allow? A consumer thread holds o and s in fp32 and p in 16 bits. The block o has
 # 64 · d values, and s has 64 · B_c. The block p has as many values as s, but each of them takes only half a register.
-# Divided among 128 threads, they need $64\,(d + 1.5\,B_c) / 128$ registers per thread, and m, $\ell$ and everything
-# else take about 24 more. Appendix A counts 40 for everything else, but here a descriptor holds the addresses, so 24
-# are enough.
+# Divided among 128 threads, these three blocks need $64\,(d + 1.5\,B_c) / 128$ registers per thread, and m, $\ell$ and
+# everything else take about 24 more. Appendix A counts 40 for everything else, but here a descriptor holds the
+# addresses, so 24 are enough.
 #
-# The table lists the need for tiles of 128 keys, which come with rung 18, and for the three consumers of rung 23. Rung
-# 17 itself keeps tiles of 64 keys, so it needs fewer registers than rung 18:
+# The table compares this need with the number of registers that are available, which we compute below the table. Its
+# first three lines are for tiles of 128 keys, which come with rung 18, and the last line is for the three consumers of
+# rung 23. Rung 17 itself keeps tiles of 64 keys, so it needs fewer registers than rung 18:
 #
 # | d | keys per tile | consumers | registers needed | available | |
 # | ---: | ---: | ---: | ---: | ---: | --- |
@@ -539,10 +547,11 @@ show("rung_timeline_16")
 # | 128 | 64 | 3 | 136 | 160 | rung 23 |
 #
 # To see how many registers are available, take one thread from each warpgroup. Together, these threads have 65,536 /
-# 128 = 512 registers. The producer's thread keeps 24, and the threads of the n consumers share the rest in steps of 8.
-# So (512 − 24) / 3 gives 160 registers with three consumers, and (512 − 24) / 2 gives 240 with two. Rungs 17 and 18
-# therefore have two consumers at d = 128 and three at d = 64. With its short tiles, rung 17 would have enough registers
-# for three consumers at d = 128 as well (the last line), but the ladder tries this only in rung 23.
+# 128 = 512 registers. The producer's thread keeps 24 (the same number as above only by coincidence), and the threads of
+# the n consumers share the rest in steps of 8. So (512 − 24) / 3 gives 160 registers with three consumers, and (512 −
+# 24) / 2 gives 240 with two. Rungs 17 and 18 therefore have two consumers at d = 128 and three at d = 64. With its
+# short tiles, rung 17 would have enough registers for three consumers at d = 128 as well (the last line), but the
+# ladder tries this only in rung 23.
 #
 # **Predict.** Under the causal mask, the lower 64 rows see more tiles than the upper ones. Can the upper consumer
 # simply skip the tiles that it does not see?
@@ -594,10 +603,11 @@ show("rung_timeline_17")
 # In this picture and in those of rungs 18 and 19, the two consumers move in step, so they always share the schedulers,
 # and a softmax of 369 instructions takes about 740 clocks. Only half as many bytes come through L2 now, yet the rung is
 # not faster, for two reasons. First, only one program fits onto an SM instead of two, so at d = 128 an SM still has
-# just two warpgroups that compute. Second, L2 was probably not the limit of rung 16 in the first place. Its four copies
-# per round take about 1,640 clocks, but by the counters, a round takes 1,024 / 0.543, or about 1,890 clocks. So the
-# copies have time to spare, and the ring can deliver the tiles early enough. Without pauses between calls, however,
-# rung 17 is 4% faster than rung 16, because its clock stays higher (chapter 10).
+# just two warpgroups that compute. Second, L2 was probably not the limit of rung 16 in the first place. In the picture,
+# the copies of rung 16 set the pace, but only because the model leaves out the waits between instructions. The four
+# copies of a round take about 1,640 clocks, whereas by the counters, a round of rung 16 takes 1,024 / 0.543, or about
+# 1,890 clocks. So on the GPU, the copies had time to spare, and the ring could deliver the tiles early enough. Without
+# pauses between calls, however, rung 17 is 4% faster than rung 16, because its clock stays higher (chapter 10).
 #
 # ### Rung 18: long tiles
 #
@@ -644,20 +654,22 @@ climb.step("19", "tensor cores at work, %")
 show("rung_timeline_19")
 
 # %% [markdown]
-# In rung 18, the `if` in front of `mask` does not skip anything, because the compiler makes no branch of it, so a
-# thread compares and selects all of its 64 scores in every tile. Without these instructions, it executes 473 instead of
-# 589 per tile at d = 128, as the boxes in the picture say.
+# By the boxes in the picture, the loop has 116 instructions fewer than in rung 18, 473 instead of 589. But 96 of rung
+# 18's 589 belong to the mask. The compiler has turned the `if` in front of `mask` into a branch, which jumps over these
+# 96 in each tile that needs no mask. So without a mask, a thread of rung 18 executes only 493 instructions per tile,
+# and rung 19 saves it 20 of them. The line *limit before* above still shows what we expected before we looked at the
+# machine code, namely that every tile pays for the mask.
 #
-# Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The matmuls
-# of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the
-# time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. In the model of the pictures, the two consumers share the
-# schedulers at every moment, so the 116 saved instructions would take 232 clocks, or 7% of that. If the consumers did
-# not get in each other's way at all, the saved instructions would take 116 clocks, or 3%. The measured 2% is closer to
-# the second case.
+# Can 20 fewer instructions make the kernel 2% faster? Compare them with the time of a whole tile. The matmuls of a tile
+# take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the time, so a
+# tile takes 2,048 / 0.602, or about 3,400 clocks. If the two consumers do not get in each other's way, the saved
+# instructions take 20 clocks, and if the consumers share the schedulers at every moment, as in the model of the
+# pictures, they take 40. Either way, that is only about 1% of the time of a tile, so the saved instructions explain
+# about half of the speedup at best. We do not know where the rest comes from.
 #
-# In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51 instructions was enough for 3%
-# there. Under the causal mask, the loop keeps these instructions, and the rung is not faster there. The main purpose of
-# rung 19 is to prepare for rung 20.
+# In rung 16, the saving was larger and a tile took less time. There, 51 fewer instructions per tile shortened a round
+# of about 1,950 clocks by about 60, or 3%. Under the causal mask, the loop of rung 19 keeps the mask and its branch,
+# and the rung is not faster there. The main purpose of rung 19 is to prepare for rung 20.
 #
 # ### What could hide behind what?
 #
@@ -722,9 +734,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 #
 # | | what | which means |
 # | --- | --- | --- |
-# | known, from the counters | the tensor cores are busy 61.5% of the time in rung 19, and 75.5% in rung 20 | rung 20 overlaps more than rung 19; both shares are lower than in the panels, because the panels leave out all other instructions |
-# | known, from the machine code | behind its own P V, a consumer of rung 20 hides most of its row maxima, but only 1 or 2 of the 66 exponentials that a thread computes per tile (64 for p and two for α) | so it is not *Within* |
-# | inferred | the exponentials hide behind the matmuls of the *other* consumer, as in *Between* | the speedup must come from there, but no tool shows it |
+# | known, from the counters | the tensor cores are busy 61.5% of the time in rung 19, and 75.5% in rung 20 | rung 20 overlaps more than rung 19; both shares are lower than in the four panels above (67% and 97 to 100%), because the panels leave out all other instructions |
+# | known, from the machine code | while its own P V runs, a consumer of rung 20 finds most of its row maxima, but a thread computes only 1 or 2 of its 66 exponentials per tile (64 for p and two for α) | so it is not *Within* |
+# | inferred | the exponentials hide behind the matmuls of the *other* consumer, as in *Between* | no other matmuls are left, so the speedup must come from there, but no tool shows it |
 # | open | rung 19 has two consumers as well, and yet it is about as busy as *Neither* | the recorded numbers do not explain why it does not behave like *Between* already, so do not use *Between* to predict the speed of another kernel |
 #
 # The counts in the second row are for d = 128 without a mask. To see the machine code, run `fa2-lab xray 20 --full
@@ -735,10 +747,12 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # shows. By the table of rung 17, a thread already needs 152 of its 160 registers at d = 64, and `p_next` takes up to 32
 # more. At d = 128, 184 + 32 = 216 still fit into 240.
 #
-# From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. So in the
-# picture, the two consumers alternate because we have put the inference of the table into the model. The picture shows
-# what this would look like, but it is no further evidence for it. The model also still leaves out all waits between
-# instructions, so its tensor cores idle less than the counters in the picture's titles report.
+# From rung 20 on, the model behind the strips makes two assumptions. The first comes from the machine code: a
+# consumer's softmax begins only when its own P V has ended. The second is the inference of the table: the tensor cores
+# work on whichever matmul was started first. So in the picture, the two consumers alternate because we have put this
+# inference into the model. The picture shows what the inference would look like, but it is no further evidence for it.
+# The model also still leaves out all waits between instructions, so its tensor cores idle less than the counters in the
+# picture's titles report.
 
 # %% tags=["hide-input"]
 show("rung_timeline_20")
@@ -798,9 +812,10 @@ show_listing("ladder/r21_persistent.py", "producer", begin="while t", end="gl.st
 # - `gl.atomic_add(counter, 1, sem="relaxed")` fetches the next number. *Relaxed* means that the addition is not ordered
 #   with respect to other memory accesses. This is enough here, because the addition does not publish any other data.
 #   Program p begins with block p, so the fetched numbers count from `gl.num_programs(0)` on.
-# - The last two lines prepare the counter for the next launch. Each program stops when it has fetched a number past the
-#   last block. All programs together therefore fetch one number per block, and whichever program fetches the last
-#   number sets the counter back to 0.
+# - The last two lines prepare the counter for the next launch. A program fetches one number during each block that it
+#   computes, and it stops when that number is past the last block. All programs together therefore fetch as many
+#   numbers as there are blocks. No number is fetched after the last one, so whichever program has fetched it sets the
+#   counter back to 0.
 # - `block_coord` turns the number t into the row block's first row `i`, its head, and its number of tiles. It keeps
 #   `l2_group` heads side by side, as rung 13 does. `r` counts the row blocks of this program.
 # - `first` counts tiles across all row blocks, because the ring continues from one row block to the next.
@@ -849,9 +864,9 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
 # **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. The warp decides for its 16 rows together. As
-# long as no row has a score that is more than 8 above this row's m, all 16 m stay as they are. Otherwise, each of the
-# 16 rises to its row's maximum, unless it is already higher. So p is at most $2^8 = 256$. In how many of the 127 tiles
-# does any m grow?
+# long as no row has a score that is more than 8 above this row's m, all 16 values of m stay as they are. Otherwise,
+# each of the 16 rises to the maximum of its row in this tile, unless it is already higher. So p is at most $2^8 = 256$.
+# In how many of the 127 tiles does any m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many
@@ -909,7 +924,9 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 show("rung_timeline_22")
 
 # %% [markdown]
-# In most tiles, a thread now executes 406 instructions instead of 473, as the boxes in the picture say.
+# In most tiles, a thread now executes about 400 instructions instead of 473. The box in the picture says 406. This
+# count leaves out the 64 multiplications of o, but still includes the ten instructions of the exchange between lanes,
+# which a warp skips in the same tiles.
 #
 # The lag has a cost. With an exact maximum, a row's largest p, which has the most weight in O, is 1 and needs no
 # rounding. With a lagging m, the largest p can be 14.5, as in the answer above, and it has to be rounded. As a result,

@@ -53,11 +53,12 @@ from fa2_studio.book.verdicts import close, verdict
 # ### Which warps wait for which?
 #
 # Each program fills one SM and consists of a producer warp and one to three consumer warpgroups, each of which computes
-# 64 rows of O. The picture shows a program with two consumers and with three stages each for K and V, which a table
-# below calls `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
-# means that the producer waits until a stage has been released, and its label gives the number of consumers that must
-# release it. A tile of K needs two releases, for example, because both consumers read it, but 64 rows of Q belong to a
-# single consumer:
+# 64 rows of O. The picture shows a program with two consumers and with three stages each for K and V. A table below
+# lists this configuration as `TWO_CONSUMERS`. Each ring has two solid arrows. The first means that the producer fills a
+# stage, and the second, labelled *full*, means that a consumer waits until the stage has been filled. A dashed arrow
+# leads back. It means that the producer waits until a stage has been released, and its label gives the number of
+# consumers that must release it. A tile of K needs two releases, for example, because both consumers read it, but 64
+# rows of Q belong to a single consumer:
 
 # %%
 show("pipelines_forward")
@@ -205,7 +206,8 @@ show("sm_budget")
 # The picture shows a model of rung 21 with four tiles per row block, but with the two slots of our mailbox in place of
 # the rung's single one. The producer puts a row block's number into a slot when it begins to copy tiles for that row
 # block. The number stays there until both consumers have finished computing the previous row block. In this model, one
-# slot would be enough, because the two are never in use at the same time:
+# slot would be enough, because the two are never in use at the same time. The second slot could only help if row blocks
+# had even fewer tiles than here:
 
 # %% tags=["hide-input"]
 show("mailbox")
@@ -239,9 +241,9 @@ show_listing(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = For
 # while the other consumers get 160 or 240 registers per thread and the producer gets 24. Consumer 0 keeps what is left.
 # With three consumers, there are four warpgroups, whose threads start with 128 registers each, so 4 · 128 − 24 − 2 ·
 # 160 = 168 are left for each thread of consumer 0. With two consumers, the threads of all three warpgroups start with
-# 168, the largest multiple of 8 that fits, so 3 · 168 − 24 − 240 = 240 are left. If that is not enough for the
-# consumers, the setting `low_reg_schedule`, which is part of the configuration, makes the compiler order the
-# instructions differently.
+# 168, the largest multiple of 8 that fits, so 3 · 168 − 24 − 240 = 240 are left. If the compiled code of a consumer
+# would need more registers than that, the setting `low_reg_schedule`, which is part of the configuration, makes the
+# compiler order the instructions so that fewer are needed.
 #
 # The next table shows how the shared memory is used. It is computed from the configuration that the kernel uses for a
 # causal call with d = 128 and N = 4,096:
@@ -396,7 +398,7 @@ show_listing(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # | --- | --- |
 # | `block_coord`, `row_block` | turn the number t into the row block's first row, its batch entry and its head |
 # | `mailbox.send` | sends the consumers these numbers |
-# | `tile_end`, `tile_begin` | compute which tiles the block's rows see: `end` is the index just past the last one, but at least 1, so that O is always written, and `first` is the index of the first one, which is 0 unless there is a window |
+# | `tile_end`, `tile_begin` | compute which tiles the block's rows see: `end` is the index just past the last one, but at least 1, so that O is always written, and `begin` is the index of the first one, which is 0 unless there is a window |
 # | `k.load`, then `q.load` | copy the rightmost tile of K and, after it, Q |
 # | the loop over j | copies the other tiles from right to left, so that the tiles on the diagonal, which need the mask, come first; K always stays one tile ahead of V |
 # | `scheduler.next` | fetches the number of the next row block |
@@ -428,9 +430,9 @@ show_listing(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # %% [markdown]
 # The next picture shows such an agreement over time, for two stages of V. Both consumers read every tile, so a stage is
 # filled again only after the slower of the two has released it. The picture is a model of rung 21, on which consumers
-# still release each tile of V on its own, right after the wait for P V. At exactly this point, our kernel releases K's
-# tile n, and this release also frees V's tile n − 1, so its picture would look nearly the same. Only the last tile of a
-# row block would be freed later, namely with the first tile of K of the next row block.
+# still release each tile of V on its own, right after the wait for P V. At this point, our kernel releases K's tile n
+# instead, which also frees V's tile n − 1. A picture of our kernel would therefore look nearly the same. Only V's last
+# tile of each row block would be freed later, namely together with K's first tile of the next row block.
 
 # %% tags=["hide-input"]
 show("pipeline_stages")
@@ -556,11 +558,15 @@ for T in (4, 5):
 # tile 4 only after the lower consumer has released K's tile 2, and that consumer uses V's tile 1 before this release.
 # So V's tile 1 has arrived by then, and its phase has ended.
 #
-# The same argument holds for any number of stages. A consumer takes K's tile n + stages + 1 before V's tile n + stages,
-# and that tile of K can only be there if a consumer has already used V's tile n. The exception is a tile n + stages
-# that is the last one of its row block. K's tile n + stages + 1 then belongs to the *next* row block, so the consumer
-# takes it only after V's tile n + stages, which is too late. In the example, this is tile 3 of four (n = 1, with two
-# stages), and there the `wait` in `drain_tile` is needed.
+# The same argument holds for any number of stages. Suppose that a consumer drains tile n without waiting for V. Before
+# it takes V's tile n + stages, which uses the same stage, it takes K's tile n + stages + 1. That tile of K can only be
+# there if all consumers have released K's tile n + 1, and a consumer that uses tile n does so only after its P V with
+# V's tile n. So V's tile n must have arrived by then.
+#
+# There is one exception. If tile n + stages is the last one of its row block, K's tile n + stages + 1 belongs to the
+# *next* row block. The consumer then takes this tile of K only after V's tile n + stages, which is too late. In the
+# example, this happens with tile 3 of four (n = 1, with two stages), and because of this case, `drain_tile` needs its
+# wait for V.
 
 # %% [markdown]
 # ### One tile
@@ -611,17 +617,18 @@ for d, causal in product((64, 128), (False, True)):
 # 64 keys. The thread computes one exponential for each of these scores, and up to two more for α. The cell shows that
 # hardly any of them run during the consumer's own P V. With d = 64 under the mask, not even the maxima do.
 #
-# Would the kernel be faster if `ptxas` left the wait where it is in the source? To find out, we built a variant in
-# which a jump that depends on the sum of the exponentials comes before the second wait, so that `ptxas` cannot move the
-# wait above them. At d = 64, all exponentials of the variant run between the two waits, but the variant is 1 to 5%
-# slower than the kernel, and we do not know why. At d = 128 without a mask, with three consumers, `ptxas` makes every
-# matmul of the variant wait for the previous one, so the variant takes more than four times as long.
+# Would the kernel be faster if `ptxas` left the wait where it is in the source? To find out, we built a variant with a
+# conditional jump just before the second wait. Whether the program jumps depends on the sum of the exponentials, so all
+# of them have to be computed first, and `ptxas` cannot move the wait to a place before the jump. At d = 64, all
+# exponentials of the variant run between the two waits, but the variant is 1 to 5% slower than the kernel, and we do
+# not know why. At d = 128 without a mask, with three consumers, `ptxas` makes every matmul of the variant wait for the
+# previous one, so the variant takes more than four times as long.
 #
 # So what do the exponentials hide behind? Only the matmuls of the *other* consumers are left. This is again an
 # inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong makes the consumers' matmuls
 # alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice as long
-# as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in *Between*. The
-# recorded speeds suggest that they do.
+# as its exponentials (chapter 12a), so it is enough if the consumers drift apart by themselves, as in *Between*. The
+# recorded speeds suggest that they do so.
 #
 # To read the machine code that the cell has searched, run `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full`
 # to leave out the mask.
@@ -649,8 +656,10 @@ show_listing("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether it saves more
 # time than this wait takes depends on d. At d = 64, where the exponentials take as long as both matmuls, ping-pong made
 # the kernel 0.99 to 1.07 times as fast. At d = 128, where the exponentials take only half as long, the kernel was only
-# 0.99 times as fast with ping-pong, so it became slightly slower. At d = 128, the kernel nevertheless uses ping-pong
-# under the mask if there are many more keys than rows. For that case, the table of ideas in part 6 shows a speedup.
+# 0.99 times as fast with ping-pong, so it became slightly slower. This is why the configurations for d = 128 in the
+# table of part 1 have no ping-pong. There is one exception. If a call with the causal mask has at least 1.5 times as
+# many keys as rows, and `DEFAULT` is the fastest choice for it, the kernel switches ping-pong on. For that case, the
+# table of ideas in part 6 shows a speedup.
 #
 # The picture shows a model in which both consumers begin at the same time and stay together without turns. In this
 # model, ping-pong nearly doubles the tensor cores' share, from 49% to 92%. The measured gain is at most 7%, because on
@@ -937,8 +946,8 @@ for idea, rung in IDEAS.items():
 # Four ideas were kept, at least for some problems. Three of these choose sizes or ping-pong for certain calls, namely
 # windows, packed sequences and many more keys than rows, and we kept them for the problems on which they are faster.
 # The last idea applies if several query heads share a K/V head and there is no mask. The kernel then treats these query
-# heads as a single head that has all of their rows, so fewer row blocks are partly empty. That made short calls up to
-# 1.11 times as fast, and long calls as fast as before.
+# heads as a single head that has all of their rows, so fewer row blocks are partly empty. This change made short calls
+# up to 1.11 times as fast, and left long calls as fast as before.
 #
 # You can open the table of all twelve. Its *measured* column shows the speedup on average and, in parentheses, on the
 # worst and on the best problem. In the column *without pauses*, the calls followed one another directly, so the clock

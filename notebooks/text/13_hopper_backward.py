@@ -273,11 +273,11 @@ show("backward_step")
 # reads four bytes and writes four. If these values were read from HBM and written back to it, 34 GB would have to move,
 # which would take 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle.
 #
-# So dQ must stay in L2, and L2 itself must carry out the additions. It does so in b00 as well as here. One head's fp32
-# dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits. To keep it in L2, the kernel works through one head after
-# another if there is no mask. With a mask, column blocks take different amounts of time, so several heads run side by
-# side to balance the load. Their Q, dO and fp32 dQ should then take at most 32 of the 60 MiB of L2, although the kernel
-# runs more heads if the SMs would otherwise be idle.
+# So dQ must stay in L2, and L2 itself must carry out the additions. L2 does so for b00 as well as for this kernel. One
+# head's fp32 dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits into L2. To keep it in L2, the kernel works
+# through one head after another if there is no mask. With a mask, column blocks take different amounts of time, so
+# several heads run side by side to balance the load. Their Q, dO and fp32 dQ should then take at most 32 of the 60 MiB
+# of L2, although the kernel runs more heads if the SMs would otherwise be idle.
 #
 # In b00, however, the threads have to request these additions from L2 one value at a time, and TMA can take this work
 # over. A **bulk reduction**, or TMA reduction, is a TMA copy from shared memory to global memory that adds to the old
@@ -333,7 +333,7 @@ show_listing("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # | `n_step` | the number of the row block that a step of the loop processes |
 # | `steps` | the number of row blocks that see this column block |
 # | `bounds` | from the function `seeing_rows`: the first row that sees each key, and `CUT`, which is true if the call has a mask or if its last column block is incomplete |
-# | `load_kv` | waits for K and V, and returns V |
+# | `load_kv` | waits for K and V, and returns the consumer's 64 rows of V |
 # | `v_regs` | from `load_v`: at d = 128 without a mask, usually half of V in registers, 16 per thread, and otherwise V as it is |
 # | `COLS` | 64, the number of keys per consumer |
 # | `acc_layout(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
@@ -359,8 +359,8 @@ show_listing(KERNEL, "consumer", begin="bounds = seeing_rows", end="write_dk_dv(
 #
 # ### The step
 #
-# At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. At d = 64, and at d =
-# 128 without a mask, `dv_late` is on, so matmul 2 starts only after dS:
+# At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. At d = 64, and usually
+# also at d = 128 without a mask, the option `dv_late` is on, so matmul 2 starts only after dS:
 
 # %% tags=["nbval-ignore-output"]
 show_listing(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
@@ -461,11 +461,13 @@ show_listing(KERNEL, "exchange_ds")
 show_listing("hopper/backward/accumulators.py", "add_lines")
 
 # %% [markdown]
-# These lines are the whole handover. `x` is the consumer's half of dQ, whose 64 × 64 values are viewed as 128 lines of
-# 32. A line has a group of four values from each of eight lanes. The consumer first waits until TMA has read the
-# buffer's old contents, and then it stores its tile, issues a fence and starts the addition. The tile is stored in the
-# order in which the threads hold it in their registers, so no values have to be moved between threads. Only the last of
-# the three kernels below puts the sums into their proper order.
+# These lines are the whole handover. The consumer first waits until TMA has read the buffer's old contents, and then it
+# stores its half of dQ, issues a fence and starts the addition.
+#
+# `x` is this half, and its 64 × 64 values are viewed as 128 *lines* of 32 values (or 64 lines, if d is at most 32). A
+# line is not a row of dQ. It consists of four values from each of eight neighbouring threads, so the values are stored
+# in the order in which the threads hold them in their registers, and none of them has to move to another thread. The
+# sums in memory keep this order. Only the last of the three kernels below puts them into their proper order.
 #
 # The picture follows the dQ of one head. Each of its 128 column blocks visits 256 row blocks of 64 rows, and each of
 # the two consumers adds its half of dQ every time, so a column block makes 512 additions:
@@ -480,7 +482,7 @@ show("dq_path")
 # | --- | --- | --- |
 # | `bwd_preprocess` | one per 64 rows | clears all sums, computes D = rowsum(dO ∘ O), and writes $-L/\tau$ and $-D$ |
 # | `backward_kernel` | one per SM | makes the one pass, writes dK and dV, and adds to the fp32 dQ buffer |
-# | `bwd_postprocess` | one for each consumer's part of a tile | reads the sums, puts them in order, multiplies by $\tau$, and rounds to 16 bits |
+# | `bwd_postprocess` | one for each half of a row block's dQ | reads the sums, puts them in order, multiplies by $\tau$, and rounds to 16 bits |
 #
 # A row that sees no key has $L = -\infty$, so $-L/\tau$ would be $+\infty$. For such a row, `bwd_preprocess` writes
 # $-\infty$ instead, so that S begins at $-\infty$ and p becomes 0.
@@ -634,8 +636,8 @@ show_listing("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on
 # | line | what it does |
 # | --- | --- |
 # | `wait(handed.index(2 * c), …)` | waits until consumer c has stored its part in shared memory; each consumer has two barriers, and this is its first |
-# | `sem_index`, `turn` | from the row block's entry in `rows`: which part of dQ this is, and how many column blocks add to it earlier |
-# | `self.wait(sem_index, turn)` | reads the counter `sem_index` again and again, until `turn` contributions have been added |
+# | `row_blocks.read(n, …)`, twice | reads two numbers that the producer has sent along with the row block: `row_block_id`, which together with c gives `sem_index`, the number of this part of dQ, and `dq_turn`, which is how many column blocks add to this part earlier |
+# | `self.wait(sem_index, …)` | reads the counter `sem_index` again and again, until `dq_turn` contributions have been added |
 # | `async_atomic_add` | starts the addition |
 # | `store_wait(0)` | waits until TMA has *read* the part |
 # | `arrive(handed.index(2 * c + 1), …)` | tells the consumer, at its second barrier, that it may overwrite the part; the consumer waits for this one step later, in `wait_for_room` |
