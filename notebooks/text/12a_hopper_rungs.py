@@ -214,12 +214,13 @@ for arrival in range(5):
 
 # %% [markdown]
 # In the first line of the output, no thread has arrived yet, but phase 1 already counts as over, as if a phase 1 had
-# come before the first phase 0. Part 3 relies on this answer. After four arrivals, two phases are over, and the barrier
-# gives the same answers as in the first line. Suppose that a slow thread asks only now whether the first phase 0 is
-# over. The barrier answers no, although that phase ended long ago, because a single bit cannot tell it from the next
-# phase 0, which has just begun. The thread would therefore wait for the end of the wrong phase. So a thread must ask
-# about a phase before the following phase is over as well. Chapter 12b shows what happens if a thread skips a wait and
-# breaks this rule.
+# come before the first phase 0. After four arrivals, two phases are over, and the barrier gives the same answers as in
+# the first line. Suppose that a slow thread asks only now whether the first phase 0 is over. The barrier answers no,
+# although that phase ended long ago, because a single bit cannot tell it from the next phase 0, which has just begun.
+# The thread would therefore wait for the end of the wrong phase. A thread that asks too early is also misled. In the
+# first line, a thread that asks about the first phase 1 is told that this phase is over, although it has not even
+# begun. So a thread should ask about a phase only during this phase or during the next one. Part 3 makes one exception
+# on purpose, and chapter 12b shows a mistake in which a thread asks too early by accident.
 #
 # In Gluon, this barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` makes one
 # arrival and also announces the bytes of a copy. `arrive` makes one arrival without bytes, and `wait` waits for a phase
@@ -404,8 +405,8 @@ with TemporaryDirectory() as folder:
 # has arrived. The phase of *emptied* ends when all consumers have released this tile. So to read a tile, the consumers
 # wait at *filled* for the end of the phase of the same round, which is `round & 1`. To write a tile, the producer waits
 # at *emptied* for the end of the phase of the *previous* round, which is `(round & 1) ^ 1`. In round 0, that is phase
-# 1, which counts as over, so the producer can begin at once. That is correct, since all stages are empty at first even
-# though no consumer has released one.
+# 1, which counts as over as in the first line of the output in part 1, so the producer can begin at once. That is
+# correct, since all stages are empty at first even though no consumer has released one.
 #
 # For stage 0 of the example, these are all the waits:
 #

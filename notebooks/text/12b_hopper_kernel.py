@@ -560,8 +560,8 @@ for T in (4, 5):
 #
 # The same argument holds for any number of stages. Suppose that a consumer drains tile n without waiting for V. Before
 # it takes V's tile n + stages, which uses the same stage, it takes K's tile n + stages + 1. That tile of K can only be
-# there if all consumers have released K's tile n + 1, and a consumer that uses tile n does so only after its P V with
-# V's tile n. So V's tile n must have arrived by then.
+# there if all consumers have released K's tile n + 1. At least one of them uses tile n, and it releases K's tile n + 1
+# only after its P V with V's tile n. So V's tile n must have arrived by then.
 #
 # There is one exception. If tile n + stages is the last one of its row block, K's tile n + stages + 1 belongs to the
 # *next* row block. The consumer then takes this tile of K only after V's tile n + stages, which is too late. In the

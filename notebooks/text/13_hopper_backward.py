@@ -464,10 +464,11 @@ show_listing("hopper/backward/accumulators.py", "add_lines")
 # These lines are the whole handover. The consumer first waits until TMA has read the buffer's old contents, and then it
 # stores its half of dQ, issues a fence and starts the addition.
 #
-# `x` is this half, and its 64 × 64 values are viewed as 128 *lines* of 32 values (or 64 lines, if d is at most 32). A
-# line is not a row of dQ. It consists of four values from each of eight neighbouring threads, so the values are stored
-# in the order in which the threads hold them in their registers, and none of them has to move to another thread. The
-# sums in memory keep this order. Only the last of the three kernels below puts them into their proper order.
+# `x` is this half, and its 64 × 64 values are viewed as 128 *lines* of 32 values (if d is at most 32, there are only 64
+# × 32 values, in 64 lines). A line is not a row of dQ. It consists of four values from each of eight neighbouring
+# threads, so the values are stored in the order in which the threads hold them in their registers, and none of them has
+# to move to another thread. The sums in memory keep this order. Only the last of the three kernels below puts them into
+# their proper order.
 #
 # The picture follows the dQ of one head. Each of its 128 column blocks visits 256 row blocks of 64 rows, and each of
 # the two consumers adds its half of dQ every time, so a column block makes 512 additions:
