@@ -56,15 +56,19 @@ class Trace:
         Each iteration represents one worker (a thread block). `name` is the name of the loop index, such as "i".
         """
         self._parallel.append(name)
-        yield from self.serial(name, indices)
-        self._parallel.remove(name)
+        try:
+            yield from self.serial(name, indices)
+        finally:
+            self._parallel.remove(name)
 
     def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
         """Yield the `indices` of a loop whose iterations a worker runs one after another."""
-        for index in indices:
-            self._at[name] = index
-            yield index
-        self._at.pop(name, None)
+        try:
+            for index in indices:
+                self._at[name] = index
+                yield index
+        finally:  # also after a break
+            self._at.pop(name, None)
 
     def hold(self, *arrays: np.ndarray) -> None:
         """Record the arrays that one step of the algorithm needs on chip at the same time."""

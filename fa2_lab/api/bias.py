@@ -68,23 +68,31 @@ def bias_key(bias: Any) -> Any:
     now = captured_values(bias)
     before = CAPTURED.setdefault(bias, now)
     for name, value in now.items():
-        if before.get(name) != value:
+        old = before.get(name)
+        if old is not value and (hasattr(value, "cache_key") or repr(old) != repr(value)):  # repr, because NaN != NaN
             raise ValueError(
-                f"bias: got {bias.__name__}, for which {name} was {before.get(name)} and is {value} now; "
+                f"bias: got {bias.__name__}, for which {name} was {old} and is {value} now; "
                 "after such a change it takes a function that is defined anew"
             )
     return bias.cache_key
 
 
-def captured_values(jitted: Any) -> dict[str, Any]:
-    """Return {name: value} for the global and closure variables used by a jitted function and its jitted callees."""
+def captured_values(jitted: Any, callers: tuple = ()) -> dict[str, Any]:
+    """Return {name: value} for the global and closure variables used by a jitted function and its jitted callees.
+
+    `callers` are the functions that lead from the bias to this one. They are not entered again.
+    """
     function = jitted.fn
     values = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     values |= dict(zip(function.__code__.co_freevars, cells, strict=True))
+    callers = *callers, jitted
     for name, x in list(values.items()):
-        if hasattr(x, "cache_key"):
-            values |= {f"{name}: {inner}": value for inner, value in captured_values(x).items()}
+        if isinstance(x, (np.ndarray, torch.Tensor)):
+            got = f"bias: got a function that uses {name}, which is of type {type(x).__name__}"
+            raise TypeError(f"{got}; it takes a function whose global variables are numbers of type tl.constexpr")
+        if hasattr(x, "cache_key") and x not in callers:
+            values |= {f"{name}: {inner}": value for inner, value in captured_values(x, callers).items()}
     return values
 
 

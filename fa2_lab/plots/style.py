@@ -445,14 +445,14 @@ def svg(figure: Figure, alt: str, source: str = "") -> bytes:
     for wordy, short in SHORTENINGS.items():
         body = re.sub(wordy, short, body)
     body = FORMULA_LETTERS.sub(merge_letters, body).replace(STYLE_SHEET, STYLE_SHEET_WITH_SCHEME, 1)
-    width_in_units, height = (72 * inches for inches in figure.get_size_inches())
+    width, height = (72 * inches for inches in figure.get_size_inches())
     if source:
         look = f"font-size: 7.5px; text-anchor: end; fill: {QUIET.lower()}"
-        body += f'<text class="source" style="{look}" x="{width_in_units - 3:g}" y="{height + 8:g}">{source}</text>\n'
+        body += f'<text class="source" style="{look}" x="{width - 3:g}" y="{height + 8:g}">{source}</text>\n'
         height += SOURCE_HEIGHT
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
-        f' width="{width_in_units / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width_in_units:g} {height:g}"'
+        f' width="{width / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width:g} {height:g}"'
         f' font-family="{FONTS}" text-rendering="geometricPrecision">\n'
         f"<title>{escape(figure.get_label())}</title>\n<desc>{escape(alt)}</desc>\n{dark_rules(body)}"
     )

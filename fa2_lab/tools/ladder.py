@@ -259,9 +259,9 @@ def differ(a: float, b: float) -> bool:
     return abs(a - b) > 0.1 * max(abs(a), abs(b))
 
 
-def short(x: float) -> str:
-    """Return a number formatted with at most seven characters."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if abs(x) >= size:
-            return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"
-    return f"{x:.3g}"
+def short(n: float) -> str:
+    """Return a number of at least 0 in short form, such as "1.23M" for 1,234,567."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= 0.9995 * size:
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.3g}"

@@ -17,6 +17,7 @@ from fa2_lab.paper import PACKAGE
 from fa2_lab.reference import fa2, heads, naive, online_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.tools import doctor
+from fa2_lab.tools.ladder import short
 from fa2_lab.trace import Trace
 
 N, D_HEAD, B_R, B_C = 500, 64, 64, 32  # ragged on purpose: 500 is not a multiple of 64 or 32
@@ -241,17 +242,9 @@ def line(row: Outcome) -> str:
         return f"{row.name:21}  {row.note}"
     met = row.trace
     work = met.hbm_elements, met.matmul_flops, met.other_flops + met.exponentials
-    counts = "".join(f"{short(n):>7}" for n in work)
+    counts = "".join(f"{short(n) if n else '-':>7}" for n in work)
     verdict = "ok" if row.ok else "WRONG"
     return f"{row.name:21}{row.error:7.0e}{counts}{row.seconds:9.3f}  {row.device[:11]:11} {verdict}"
-
-
-def short(n: int) -> str:
-    """Return a count in short form, such as "1.23M" for 1,234,567, or a dash for 0."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if n >= 0.9995 * size:
-            return f"{n / size:.3g}{unit}"
-    return str(n) if n else "-"
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:

@@ -15,6 +15,7 @@ from fa2_studio.bench.protocol import REPEATED_PROTOCOL, REPEATS, SUSTAINED_PROT
 from fa2_studio.bench.recording import ABSENT, DIRECTIONS, markdown_table, problem_columns
 from fa2_studio.bench.registry import DENSE_SUITES, RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
 from fa2_studio.bench.speed_ratios import format_ratio, peers_in_rows, speed_ratios, wins_and_median
+from fa2_studio.book.questions import heading_anchor
 
 CLOCK_AND_POWER = "MHz, W"
 PROBLEM_PROPERTIES = ("N", "batch", "heads", "d", "mask")  # properties of a problem, each of which has a column
@@ -364,8 +365,3 @@ def heading_link(view: Record) -> str:
     """Return a link to a record's heading, followed by the second protocol's name if the record uses that protocol."""
     name, comma, way = view.suite.partition(", ")
     return f"[{RECORD_TITLES[name]}](#{heading_anchor(RECORD_TITLES[name])}){comma}{way}"
-
-
-def heading_anchor(title: str) -> str:
-    """Return the anchor that GitHub generates for a heading."""
-    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")

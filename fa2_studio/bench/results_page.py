@@ -15,7 +15,6 @@ from fa2_studio.bench.record_page import (
     PROTOCOL_NAMES,
     details_fold,
     format_number,
-    heading_anchor,
     heading_link,
     headline,
     median_tables,
@@ -35,6 +34,7 @@ from fa2_studio.bench.speed_ratios import (
     speed_ratios,
     wins_and_median,
 )
+from fa2_studio.book.questions import heading_anchor
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 

@@ -199,7 +199,7 @@ def first_kernel(name: str) -> list[str]:
 
 
 def diff_excerpt(lines: list[str]) -> list[str]:
-    """Return at most LINES lines of a diff, beginning at the part with the most new code."""
+    """Return at most MAX_DIFF_LINES lines of a diff, beginning at the part with the most new code."""
     starts = [0, *(n + 1 for n, line in enumerate(lines) if line == "…")]
     best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + MAX_DIFF_LINES])))
     shown = lines[best : best + MAX_DIFF_LINES]

@@ -26,7 +26,7 @@ class TimeOver(BaseException):
 
 
 class CappedOutput(io.TextIOBase):
-    """A text stream that accepts any amount of text and keeps its first OUTPUT characters."""
+    """A text stream that accepts any amount of text and keeps its first MAX_OUTPUT characters."""
 
     def __init__(self):
         self.kept, self.left = [], MAX_OUTPUT

@@ -39,12 +39,20 @@ class Fault(NamedTuple):
     right: str
     wrong: str
 
-    def place(self, root: Path) -> Path:
-        """Return the one file that contains the right text. Raises LookupError if it does not occur exactly once."""
-        found = [path for path in root.glob(f"fa2_lab/{self.files}") if self.right in path.read_text(encoding="utf-8")]
-        if len(found) != 1 or found[0].read_text(encoding="utf-8").count(self.right) != 1:
+    def place(self, root: Path) -> tuple[Path, str]:
+        """Return the one file that contains the right text, and what the file contains with the wrong text instead.
+
+        White space within the right text may differ from the file's. Raises LookupError if the file does not contain
+        the right text exactly once.
+        """
+        pattern = r"\s*".join(re.escape(part) for part in re.findall(r"^\s+|\s+$|\w+|\S", self.right))
+        texts = {path: path.read_text(encoding="utf-8") for path in root.glob(f"fa2_lab/{self.files}")}
+        found = [(path, *re.subn(pattern, lambda _: self.wrong, text)) for path, text in texts.items()]
+        found = [(path, text, times) for path, text, times in found if times]
+        if len(found) != 1 or found[0][2] != 1:
             raise LookupError(f"{self.files} does not have {self.right!r} once: plant the fault elsewhere")
-        return found[0]
+        return found[0][:2]
+
 
 
 def faults() -> list[Fault]:
@@ -108,13 +116,13 @@ def main(parts: list[str]) -> int:
             return 2
         for fault in planted:
             try:
-                file = fault.place(copy)
+                file, wrong = fault.place(copy)
             except LookupError as lost:
                 print(f"LOST     {fault.part}: {lost}")
                 unseen.append(fault)
                 continue
             right = file.read_text(encoding="utf-8")
-            file.write_text(right.replace(fault.right, fault.wrong), encoding="utf-8")
+            file.write_text(wrong, encoding="utf-8")
             status = run(copy, fault.tests)
             file.write_text(right, encoding="utf-8")
             seen = "seen" if status else "NOT SEEN"

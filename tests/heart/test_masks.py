@@ -1,6 +1,7 @@
 """Windows, softcap, sinks and biases against float64: on a GPU large, in the interpreter a thin slice."""
 
 import linecache
+import math
 
 import numpy as np
 import pytest
@@ -223,6 +224,43 @@ def test_bias_cache_key_is_its_source_and_globals(tmp_path, monkeypatch):
     for where in (np.zeros(3), np.ones(3)):  # it reads tl.where, not a variable of this name
         monkeypatch.setitem(space, "where", where)
         assert bias_key(tree) == bias_key(tree)
+
+
+NOT_A_NUMBER, ARRAY, TENSOR = tl.constexpr(math.nan), np.ones(2), torch.ones(2)
+
+
+@triton.jit
+def with_nan(head, row, column):
+    return tl.where(row < column, NOT_A_NUMBER, 0.0)
+
+
+@triton.jit
+def with_array(head, row, column):
+    return row * ARRAY
+
+
+@triton.jit
+def with_tensor(head, row, column):
+    return row * TENSOR
+
+
+@triton.jit
+def recursive(head, row, column):
+    return recursive(head, row, column)
+
+
+def test_bias_key_of_nan_arrays_and_recursion(monkeypatch):
+    itself, bias = triton.JITFunction(recursive.fn), triton.JITFunction(with_nan.fn)
+    monkeypatch.setitem(globals(), "recursive", itself)
+    assert bias_key(itself) == bias_key(itself) != bias_key(bias) == bias_key(bias)
+    monkeypatch.setitem(globals(), "NOT_A_NUMBER", tl.constexpr(float("nan")))
+    bias_key(bias)
+    monkeypatch.setitem(globals(), "NOT_A_NUMBER", tl.constexpr(1.0))
+    with pytest.raises(ValueError, match=r"bias: got with_nan, for which NOT_A_NUMBER was .*nan.* and is .*1\.0"):
+        bias_key(bias)
+    for function, name in ((with_array, "ARRAY, which is of type ndarray"), (with_tensor, "TENSOR, which is of type")):
+        with pytest.raises(TypeError, match=f"bias: got a function that uses {name}.*; it takes .*tl.constexpr"):
+            bias_key(triton.JITFunction(function.fn))
 
 
 @triton.jit

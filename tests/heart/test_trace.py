@@ -25,6 +25,18 @@ def test_trace_counts_load_matmul_and_store():
     assert (np.asarray(C) == np.exp(5.0) / 2).all()
 
 
+@pytest.mark.parametrize("loop", ("parallel", "serial"))
+def test_trace_a_loop_that_breaks_leaves_no_index_behind(loop):
+    trace = Trace()
+    X = trace.hbm(X=np.ones(4))
+    for _ in getattr(trace, loop)("i", range(3)):
+        break
+    X[:1]
+    for _ in trace.parallel("j", [5]):
+        X[:1]
+    assert trace.events == [Event("load", "X", 1, (), None, None), Event("load", "X", 1, (5,), None, 5)]
+
+
 def test_trace_counts_reductions_masks_and_in_place_operations():
     trace = Trace()
     X = trace.hbm(X=np.arange(12.0).reshape(3, 4))

@@ -11,9 +11,6 @@ import triton.language as tl
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 
-MIN_LOG2_SCALE = 2.0**-126  # replaces a scale of 0, so that −∞ · scale is still −∞
-MAX_SOFTCAP_FACTOR = 1e38  # large enough for tanh(factor · score) to be ±1 unless the score is 0
-
 
 class Scales(NamedTuple):
     """The factors by which kernels multiply scores, chosen so that exponentials become powers of 2."""
@@ -30,13 +27,14 @@ def log2_scale(scale: float) -> float:
     With this factor, exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2. If the scale is 0, return 2⁻¹²⁶
     so that −∞ · c is still −∞.
     """
-    return max(scale * LOG2E.value, MIN_LOG2_SCALE)
+    return max(scale * LOG2E.value, 2.0**-126)
 
 
 def make_scales(scale: float, softcap: float | None) -> Scales:
     """Return the Scales for a scale τ and a softcap."""
     scale_log2 = log2_scale(scale if softcap is None else softcap)
-    softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
+    # The largest factor is finite, and it still makes tanh(factor · score) ±1 unless the score is 0.
+    softcap_factor = None if softcap is None else min(scale / softcap, 1e38)
     exact_scale, exact_from_abs_m = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)
     return Scales(scale_log2, exact_scale, exact_from_abs_m, softcap_factor)
 
