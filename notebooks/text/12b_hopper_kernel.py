@@ -227,10 +227,10 @@ show_listing(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = For
 # %% [markdown]
 # `new_pipeline(X, stages, consumers)` creates the ring from chapter 12a, with the buffers and barriers for tiles of X.
 # Its last argument is the number of consumers that must release a stage, which is 1 for Q. `OWN_EMPTY_BARRIERS=False`
-# means that V's ring has no *emptied* barriers, which the next section is about. `stacked` is the shape of one buffer
-# for O per consumer. `new_ping_pong` creates the barriers of part 4, and `new_mailbox` those of rung 21's mailbox.
-# `ForwardSharedStorage` bundles everything in shared memory under one name. It is an *aggregate*, which is what Gluon
-# calls a class with typed fields.
+# means that V's ring has no *emptied* barriers, which the next section is about. `stacked` returns the shape of an
+# array that holds one buffer for O per consumer. `new_ping_pong` creates the barriers of part 4, and `new_mailbox`
+# those of rung 21's mailbox. `ForwardSharedStorage` bundles everything in shared memory under one name. It is an
+# *aggregate*, which is what Gluon calls a class with typed fields.
 #
 # Two things in the listing only matter for special calls. `PACKED_ROW_BLOCK_FIELDS` are the fields of the message for
 # packed sequences ([chapter 16](16_masks.ipynb)). The comment on `key_lengths` is about calls in which each sequence of the batch has its own
@@ -451,7 +451,8 @@ show("pipeline_stages")
 # ```
 #
 # The listing computes these four numbers. `all_end` and `all_begin` follow from all rows of the block, and `end` and
-# `begin` from this consumer's rows:
+# `begin` from this consumer's rows. `length` is the number of keys in the sequence, and `q_tile` is the number of this
+# consumer's tile in Q's ring:
 
 # %% tags=["nbval-ignore-output"]
 show_listing(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
@@ -583,7 +584,7 @@ show_listing(KERNEL, "step", begin="s = start_scores")
 # | `warpgroup_mma(p, …)` | S of tile n, P V of tile n − 1 | V's tile |
 # | `pass_on` | both; the next consumer may start its own | – |
 # | `warpgroup_mma_wait(1)` | P V | S |
-# | `softmax_step`, `rounded` | P V, for as long as `ptxas` lets it (see below) | – |
+# | `softmax_step`, `rounded` | P V, until the place to which `ptxas` moves the next wait (see below) | – |
 # | `warpgroup_mma_wait(0)` | none of this consumer's | P V |
 #
 # These names occur in the listing:
@@ -596,7 +597,7 @@ show_listing(KERNEL, "step", begin="s = start_scores")
 # | `row_scale` | each row's own copy of the scale, which part 4 explains; here, you can read it as `scale_log2` |
 # | `scale_log2` | $\tau \log_2 e$, which the host has computed |
 # | `as_operand(p, dtype, columns)` | gives p the layout of a left operand (chapter 12a) for a matmul whose result has this number of columns |
-# | `d_pad` | d, rounded up to the width of the tiles, which is 64, 128 or 256 |
+# | `d_pad` | d, rounded up to the width of the tiles, which is 32, 64, 128 or 256 |
 #
 # In the source, the whole softmax is between the two waits, so all of it could run during P V. However, NVIDIA's
 # assembler, `ptxas`, moves the second wait to an earlier place. To see what still runs during P V, we can look at the
@@ -797,19 +798,18 @@ show_listing("hopper/forward/softmax.py", "mask")
 show_listing(KERNEL, "store", begin="LANES")
 
 # %% [markdown]
-# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
-# out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
-# sets L to −∞.
+# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. If a row's ℓ is
+# 0, the row sees no key. For such rows, the kernel replaces ℓ by 1, so that O becomes 0, and sets L to −∞.
 #
 # The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the buffer's
-# previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait for this
-# copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and `tile_at`
-# gives the tile's coordinates for TMA.
+# previous contents. Then the consumer stores its tile of O, issues the fence and starts the copy. If O has its own
+# buffer, no warp has to wait for this copy now, so the work on the next row block can overlap with it. `matrix` views
+# the buffer as (64, d), and `tile_at` gives the tile's coordinates for TMA.
 #
-# The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
-# row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
-# `first_L_index` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and the
-# mask to shape (64, 4).
+# The last seven statements store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes
+# of a row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
+# `first_L_index` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and
+# the mask to shape (64, 4).
 #
 # There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
 # lengths or a window, a tile of V can contain rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,

@@ -331,7 +331,7 @@ show_listing("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # | --- | --- |
 # | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
 # | `n_step` | the number of the row block that a step of the loop processes |
-# | `steps` | the number of row blocks that see this column block |
+# | `steps` | the number of row blocks, of all query heads of the group, that see this column block |
 # | `bounds` | from the function `seeing_rows`: the first row that sees each key, and `CUT`, which is true if the call has a mask or if its last column block is incomplete |
 # | `load_kv` | waits for K and V, and returns the consumer's 64 rows of V |
 # | `v_regs` | from `load_v`: at d = 128 without a mask, usually half of V in registers, 16 per thread, and otherwise V as it is |
