@@ -44,8 +44,11 @@ def rung_costs(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> RungCo
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
     buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has a separate buffer
-    # From rung 22 on, a thread skips its multiplications of o by α in most tiles.
-    skipped = model.ROWS * d // 128 if number >= LETS_M_LAG else 0
+    skipped = 0  # instructions in the loop that a thread does not execute in most tiles
+    if number in (15, 16, 17, 18):  # a branch skips the mask: a selection per score, and a comparison per column
+        skipped = (model.ROWS * keys + model.ROWS * keys // 2) // 128
+    elif number >= LETS_M_LAG:  # a branch skips the multiplications of o by α
+        skipped = model.ROWS * d // 128
     return RungCosts(
         number,
         keys,

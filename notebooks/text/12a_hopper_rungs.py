@@ -292,22 +292,20 @@ climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
-# Rung 15 is slower than rung 14, probably for two reasons. First, a thread executes 22 more instructions per tile. The
-# compiled loop has grown by 70 instructions, from 352 to 422, but 48 of these belong to the mask. Rung 14 has a
-# separate loop for tiles without a mask, whereas here a single loop serves all tiles, and in a tile that needs no mask,
-# a branch jumps over these 48. Second, the warpgroup waits for its matmuls twice per tile, while Triton's code waits
-# only once. In exchange, we can now decide ourselves where each wait is.
+# Rung 15 is slower than rung 14, probably for two reasons. First, a thread executes 22 more instructions per tile, 374
+# instead of 352, as the boxes in the picture say. The mask is not the reason. A single loop serves all tiles here,
+# whereas rung 14 has a separate loop for tiles without a mask, but in a tile that needs no mask, a branch jumps over
+# the mask's instructions. Second, the warpgroup waits for its matmuls twice per tile, while Triton's code waits only
+# once. In exchange, we can now decide ourselves where each wait is.
 #
 # The picture shows what an SM does on rungs 14 and 15, and each later rung has such a picture as well. You can skip a
 # picture if the rung is clear without it. Each strip shows when one unit works, from left to right in time. On rungs 14
 # to 16, the warpgroups 0 and 1 are the two programs on an SM, and from rung 17 on, they belong to one program, which
 # calls them *consumers* (part 3). The strips come from a model with three rules. Copies run back to back at L2
 # bandwidth, and on rungs 14 to 16, their strip shows the copies of both programs. A matmul takes the number of clocks
-# that the tensor cores need for it. A softmax takes one clock for each instruction, because an SM has four schedulers,
-# one for each of a warpgroup's four warps, and a scheduler starts one instruction per clock. The number of instructions
-# is that of the compiled loop. On rungs 15 to 18, this number includes the mask's instructions (48 for a tile of 64
-# keys, and 96 for one of 128). A thread skips them in most tiles, so on these rungs, the softmax boxes are longer than
-# they should be.
+# that the tensor cores need for it. A softmax takes one clock for each instruction that a thread executes in a tile
+# without a mask, because an SM has four schedulers, one for each of a warpgroup's four warps, and a scheduler starts
+# one instruction per clock.
 #
 # On rungs 14 to 16, compare only the lengths of the softmax boxes, because the model leaves out all waits between
 # instructions. In the model, a round, in which each warpgroup computes one tile, therefore takes only as long as its
@@ -602,7 +600,7 @@ show("rung_timeline_17")
 
 # %% [markdown]
 # In this picture and in those of rungs 18 and 19, the two consumers move in step, so they always share the schedulers,
-# and a softmax of 369 instructions takes about 740 clocks. Only half as many bytes come through L2 now, yet the rung is
+# and a softmax of 321 instructions takes about 640 clocks. Only half as many bytes come through L2 now, yet the rung is
 # not faster, for two reasons. First, only one program fits onto an SM instead of two, so at d = 128 an SM still has
 # just two warpgroups that compute. Second, L2 was probably not the limit of rung 16 in the first place. In the picture,
 # the copies of rung 16 set the pace, but only because the model leaves out the waits between instructions. The four
@@ -655,13 +653,13 @@ climb.step("19", "tensor cores at work, %")
 show("rung_timeline_19")
 
 # %% [markdown]
-# By the boxes in the picture, the loop has 116 instructions fewer than in rung 18, 473 instead of 589. But 96 of rung
-# 18's 589 belong to the mask. The compiler has turned the `if` in front of `mask` into a branch, which jumps over these
+# The loop of rung 18 has 589 instructions, of which 96 belong to the mask, and the loop of rung 19 has 473. So you
+# might expect a large gain. But the compiler has turned the `if` in front of `mask` into a branch, which jumps over the
 # 96 in each tile that needs no mask. So without a mask, a thread of rung 18 executes only 493 instructions per tile,
-# and rung 19 saves it 20 of them. The counters agree. From rung 18 to rung 19, the share of the issue slots that are
-# used hardly falls (chapter 10's folded table of counters), although with a fifth fewer instructions, it would fall by
-# nearly a fifth. The line *limit before* above still shows what we expected before we looked at the machine code,
-# namely that every tile pays for the mask.
+# and rung 19 saves it 20 of them, as the boxes in the picture say. The counters agree. From rung 18 to rung 19, the
+# share of the issue slots that are used hardly falls (chapter 10's folded table of counters), although with a fifth
+# fewer instructions, it would fall by nearly a fifth. The line *limit before* above still shows what we expected before
+# we looked at the machine code, namely that every tile pays for the mask.
 #
 # Can 20 fewer instructions make the kernel 2% faster? Compare them with the time of a whole tile. The matmuls of a tile
 # take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the time, so a
@@ -1093,9 +1091,9 @@ verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, a
         [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1)
          for n in ("14", "15", "16")] == [1790, 1950, 1890]
         and all(round(4 * rung_timeline.rung_costs(str(n)).copy, -1) == 1640 for n in (14, 15, 16)))
-verdict("instructions per tile: 352, 422, 371, 369, 589, 473, 465, 473, 406 and 248 on rungs 14 to 23",
+verdict("instructions per tile: 352, 374, 323, 321, 493, 473, 465, 473, 406 and 248 on rungs 14 to 23",
         [int(rung_timeline.rung_costs(f"{n}").softmax) for n in range(14, 24)]
-        == [352, 422, 371, 369, 589, 473, 465, 473, 406, 248])
+        == [352, 374, 323, 321, 493, 473, 465, 473, 406, 248])
 verdict("rung 15 is slower than rung 14",
         all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
