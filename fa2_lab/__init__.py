@@ -19,7 +19,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function or module on first use, and return it."""
+    """Import a public function or module on first use and return it."""
     if name == "examine":  # fa2_lab.examine is a callable module
         return import_module("fa2_lab.examine")
     if name not in MODULES:

@@ -1,7 +1,7 @@
-"""The papers' algorithms as data, and `where`, which maps a line of a paper to the lines of code that compute it.
+"""The papers' algorithms as data, and `where`, which finds the lines of code that compute a line of a paper.
 
 FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), and FA2 is "FlashAttention-2" (Dao 2023). The lines are in our
-own words, but keep the papers' line numbers. If a printed line contains a mistake, this file corrects it and names the
+own words but keep the papers' line numbers. If a printed line contains a mistake, this file corrects it and names the
 erratum. The comment `# FA2.A1.L9` marks the code that computes line 9 of FA2's Algorithm 1.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import dedent, fill
 
 TAG = re.compile(r"\bFA\d+\.A\d+\.L\d+\b")
-# Tags begin a comment, or follow its text after two spaces, as in `# (B_r, d)  FA2.A1.L4`.
+# A tag begins a comment or follows the comment's text after two spaces, as in `# (B_r, d)  FA2.A1.L4`.
 TAG_COMMENT = re.compile(r"#\s*(?:[^#]*\s{2})?(FA\d+\.A\d+\.L\d+(?:[ ,]+FA\d+\.A\d+\.L\d+)*)")
 PACKAGE = Path(__file__).resolve().parent
 
@@ -42,7 +42,7 @@ class Algorithm:
     needs: str
     lines: tuple[Line, ...]
     numpy: str  # the NumPy file whose lines are shown first
-    triton: tuple[str, ...] = ()  # Triton files; the first that exists is shown
+    triton: tuple[str, ...] = ()  # Triton files, of which the first that exists is shown
 
     def tag_of(self, line: Line) -> str:
         return f"{self.tag}.L{line.number}"
@@ -256,7 +256,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
 FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in the order of these folders
-SHOWN = 10  # the maximum number of lines that printing a Whereabouts shows
+SHOWN = 10  # the largest number of lines printed for a Whereabouts
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code without their comments, preceded by `title`, or the text `none` if there are no lines."""
+    """Return `title` followed by these lines of code without comments, or by the text `none` if there are no lines."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 
@@ -346,7 +346,7 @@ def triton_file(algorithm: Algorithm) -> str | None:
 
 
 def where(tag: str) -> Whereabouts:
-    """Look up a line of a paper, and return a Whereabouts that lists the lines of code that compute it.
+    """Look up a line of a paper and return a Whereabouts with the lines of code that compute it.
 
     `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """

@@ -26,11 +26,11 @@ class Measurement:
 
     problem: dict
     direction: str
-    values: dict[str, list[float]]  # {name: median, lower and upper quartile, or a single number}; lower is better
+    values: dict[str, list[float]]  # {name: [median, lower quartile, upper quartile] or [value]}; lower is better
     failed: dict[str, str] = field(default_factory=dict)
     unit: str = "ms"
     flops: float = 0.0
-    chip: dict[str, list[float]] = field(default_factory=dict)  # {name: MHz, watts, 1 if power limited the clock}
+    chip: dict[str, list[float]] = field(default_factory=dict)  # {name: [MHz, watts, 1 if power-limited else 0]}
     machine: dict = field(default_factory=dict)  # the fields of Record.machine that differ for this problem
 
     def rate(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Geometry of blocks: which rows and columns a tile covers, and whether the mask cuts it.
+"""Geometry of blocks: which rows and columns a tile covers, and whether the mask cuts through the tile.
 
 Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c block of S at the intersection of row block
 i and column block j. Other implementations call B_r and B_c BLOCK_M and BLOCK_N.
@@ -159,7 +159,7 @@ class Tiling:
     def kind(self, i: int, j: int) -> Tile:
         """Return whether tile (i, j) is SKIP, DIAGONAL or FULL.
 
-        Unless the mask has `allowed`, the intervals of the tile's top and bottom rows are sufficient to decide.
+        Unless the mask sets `allowed`, the intervals of the tile's top and bottom rows determine its kind.
         """
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)

@@ -1,10 +1,9 @@
 """A meter that counts what an algorithm loads, stores and computes, per tile and per worker.
 
-Tensors with uppercase names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
-their use: indexing such a tensor counts as a load (`q_i = Q[rows]`), and assigning to it counts as a store (`O[rows] =
-o_i`). A load returns an on-chip array, as does every NumPy operation on an on-chip array. The meter counts these
-operations by kind. Without a meter, the same lines run on plain arrays, so each algorithm is written only once, in
-plain NumPy.
+Tensors with uppercase names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record their
+use: indexing such a tensor counts as a load (`q_i = Q[rows]`), and assigning to it counts as a store (`O[rows] = o_i`).
+A load returns an on-chip array, as does every NumPy operation on an on-chip array. The meter counts the operations of
+each kind. Without a meter, the same lines run on plain arrays, so each algorithm is written only once, in plain NumPy.
 """
 
 from collections import Counter
@@ -155,7 +154,7 @@ class Trace:
 
 
 class Unwatched:
-    """A stand-in for Trace that counts nothing. Its methods have the same names, but return plain arrays."""
+    """A stand-in for Trace that counts nothing. Its methods have the same names but return plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
@@ -169,7 +168,7 @@ class Unwatched:
         pass
 
 
-UNWATCHED: Any = Unwatched()  # passed instead of a Trace to count nothing
+UNWATCHED: Any = Unwatched()  # passed in place of a Trace if nothing is to be counted
 
 
 class HbmTensor:

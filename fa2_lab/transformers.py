@@ -5,7 +5,7 @@
 
 In transformers, a mask is a function of a row and a column. This module computes, once for all layers, which contiguous
 range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and several
-concatenated sequences, given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, softcap and a KV cache
+concatenated sequences, given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, a softcap and a KV cache
 work without further configuration. If a row sees more than one range, the module raises an error that names the mask.
 On each model call, the module reads the padding and the sequence boundaries, which makes the host wait for the GPU.
 
@@ -45,7 +45,7 @@ class Interval(masking_utils.BlockMask):
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
     first: list[int] | None = None  # index of each batch entry's first key, if any entry is padded on the left
-    lengths: Tensor | None = None  # number of keys per batch entry, if followed by padding or unused cache slots
+    lengths: Tensor | None = None  # number of keys per batch entry, if padding or unused cache slots follow them
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
 
@@ -65,7 +65,7 @@ class Interval(masking_utils.BlockMask):
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
-        """Return the mask with its tensors moved to `device`. A model's layers may be spread over several devices."""
+        """Return the mask with its tensors on `device`, because a model's layers may be spread over several devices."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -165,8 +165,8 @@ def parts_of(mask_function: Callable) -> list:
 def closure(function: Callable) -> dict[str, Any]:
     """Return {name: value} for the variables in a function's closure.
 
-    transformers provides no public way to find out how a mask was created, other than evaluating it for every row and
-    column.
+    The closure is needed because transformers provides no public way to find out how a mask was created, other than
+    evaluating the mask for every row and column.
     """
     return dict(inspect.getclosurevars(function).nonlocals)
 

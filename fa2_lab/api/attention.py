@@ -140,7 +140,7 @@ def attention(
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
-    """Return the seed as an int64 tensor (1,) on the device, without waiting for the device.
+    """Return the seed as an int64 tensor of shape (1,) on the given device, without waiting for the device.
 
     If `seed` is None, draw it from torch's generator, which also works in a CUDA graph.
     """

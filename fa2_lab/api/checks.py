@@ -1,4 +1,4 @@
-"""Check the public functions' arguments before any launch, and choose between the kernels and the reference.
+"""Check the public functions' arguments before any launch and choose between the kernels and the reference.
 
 Every error names the argument, the value passed, and the accepted values. Values on a GPU are read only if the check is
 worth the wait, and at most once per version of a tensor. The kernels clamp unchecked values.
@@ -226,10 +226,10 @@ def check_block_table_values(
 
 
 def can_read_values(x: Tensor) -> bool:
-    """Return whether x has values that can be read before the launch, waiting for the GPU if necessary.
+    """Return whether the values of x can be read before the launch, if necessary by waiting for the GPU.
 
     During tracing by torch.compile or torch.export, and during CUDA graph capture, there are no values to read, so the
-    result is False. It is also False if x is empty.
+    result is False. The result is also False if x is empty.
     """
     return x.numel() > 0 and not is_traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -96,8 +96,8 @@ class PreparedCall(NamedTuple):
 class Attention(torch.autograd.Function):
     """The autograd function for calls in eager mode that need gradients.
 
-    An autograd function written in Python needs only a third of a custom operator's host time. Every argument adds to
-    this time, so the PreparedCall and its Tensors are passed as one argument.
+    An autograd function written in Python needs only a third of a custom operator's host time. Every further argument
+    adds to this time, so the PreparedCall and its Tensors are passed as one argument.
     """
 
     @staticmethod

@@ -46,7 +46,7 @@ def attention_packed(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute attention within each packed sequence, and return O (total_q, heads, d). Autograd is supported.
+    """Compute attention within each packed sequence and return O (total_q, heads, d). Autograd is supported.
 
     q is (total_q, heads, d), and k and v are (total_k, kv heads, d). All three must have the same dtype: fp16, bf16 or
     fp32. cu_seqlens_q and cu_seqlens_k are int32 tensors of shape (batch + 1,) with the cumulative sequence lengths.

@@ -2,9 +2,9 @@
 
 Keys and values are stored in pages, and a block table lists the pages of each sequence in order.
 
-k_pages, v_pages  (pages, page_size, kv heads, d) with any strides, as long as d is contiguous
-block_table       integers (batch, width): entry i of a row is the index of the page whose first key is that
-                  sequence's key i · page_size
+k_pages, v_pages  (pages, page_size, kv heads, d) with any strides as long as the last dimension is contiguous
+block_table       integers (batch, width): entry i of a row is the index of the page that begins with that sequence's
+                  key i · page_size
 key_lengths       integers (batch,): the number of keys in each sequence, including the keys of its N_q queries
 
 The call never reads past a sequence's last key, either in the pages or in the block table. Gradients are not supported.
@@ -43,7 +43,7 @@ def attention_paged(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute attention for the last N_q queries of each sequence, and return O (batch, heads, N_q, d).
+    """Compute attention for the last N_q queries of each sequence and return O (batch, heads, N_q, d).
 
     causal      If True, query r sees the keys up to key_lengths − N_q + r. For a single query, causal makes no
                 difference.

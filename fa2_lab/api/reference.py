@@ -1,6 +1,6 @@
 """Run the last stage of the NumPy reference (FA2) on torch tensors, head by head in float64.
 
-If Options.reference is set, these functions replace those of kernels/dispatch.py. They take the same arguments and
+If Options.reference is set, these functions replace those of kernels/dispatch.py, which take the same arguments and
 return the same results.
 """
 
@@ -43,7 +43,7 @@ def backward(
     if tensors.cu_seqlens_q is not None:
         return packed_backward(dO, dL, O, L, tensors, options)
     tensors, dL = with_at_least_one_key(tensors), torch.zeros_like(L) if dL is None else dL
-    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # if a row sees no key, its L is constant, so its dL has no effect
+    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # the L of a row without keys is constant, so its dL has no effect
     # dL affects only D. Appending a column with dO = 1 and O = −dL turns D into rowsum(dO ∘ O) − dL.
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *zero_unseen_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)

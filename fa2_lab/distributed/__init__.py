@@ -3,11 +3,11 @@
 Programs that use this package are started with torchrun.
 
 group   the ranks that take part in a call, and how they check that their calls match before any large transfer
-ring    ring_attention(): K and V travel around the ring of ranks, and the partial results (O, L) are merged. In the
-        backward pass, dK and dV follow K and V
+ring    ring_attention(): K and V travel around the ring of ranks, and each rank merges its partial results (O, L). In
+        the backward pass, dK and dV follow K and V
 state   the softmax state of a rank's rows: m, l and o
 merge   the kernel that merges a partial result into this state
-shard   functions that split a tensor into one shard per rank, and join the shards again
+shard   functions that split a tensor into one shard per rank and join the shards again
 """
 
 from fa2_lab.distributed.ring import counting, ring_attention

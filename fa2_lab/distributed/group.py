@@ -2,7 +2,8 @@
 
 Before its transfers, every call exchanges a small header with every other rank. The header contains the name of the
 call, its shapes, dtype and options, and the length of the shard. The headers are sent between the CPUs over a separate
-gloo group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, but the forward pass runs in the meantime.
+gloo group, so the exchange does not wait for a GPU. The exchange takes 0.1 to 0.3 ms, during which the forward pass
+already runs.
 
 If a rank's call differs, or if a rank dies or never makes the call, every rank finds out within `timeout` seconds,
 with two exceptions. First, with three or more ranks, a rank that calls just before the timeout may find that some ranks
@@ -86,14 +87,14 @@ class Exchange:
             self.pending += [gloo.send([own_header], other, tag=0) for other in peers]
 
     def wait(self) -> list[dict]:
-        """Wait until all headers have arrived, and return them in rank order."""
+        """Wait until all headers have arrived and return them in rank order."""
         with explaining_lost_ranks(self.group, self.timeout):
             for message in self.pending:
                 message.wait()
         return [json.loads(x.numpy().tobytes()) for x in self.headers]
 
     def agree(self) -> list[dict]:
-        """Wait for the headers of all ranks, and return them if they match.
+        """Wait for the headers of all ranks and return them if they match.
 
         If they do not match, every rank raises a Disagreement.
         """
@@ -116,7 +117,7 @@ def ranks_by_value(values: Sequence) -> str:
 
 
 def encode_header(header: dict) -> torch.Tensor:
-    """Return a header encoded as a byte tensor of fixed length, ready to be sent."""
+    """Return a header encoded as a byte tensor of fixed length, which can be sent as it is."""
     text = json.dumps(header).encode()
     if len(text) > HEADER_BYTES:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER_BYTES // 8])).encode()
@@ -125,9 +126,9 @@ def encode_header(header: dict) -> torch.Tensor:
 
 @contextmanager
 def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Send an error raised in the `with` block to all ranks, and raise it again.
+    """If the `with` block raises an error, send the error to all ranks and raise it again.
 
-    In the block, this rank checks its arguments.
+    The block contains the checks of this rank's arguments.
     """
     try:
         yield
@@ -139,7 +140,7 @@ def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None
 
 @contextmanager
 def explaining_lost_ranks(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Replace gloo's timeout or closed-connection error in the `with` block with an error that explains the cause.
+    """Replace gloo's errors about a timeout or a closed connection in the `with` block by one that explains the cause.
 
     After such an error, the gloo group for `group` and `timeout` is no longer usable.
     """
@@ -154,7 +155,7 @@ def explaining_lost_ranks(group: dist.ProcessGroup, timeout: float) -> Iterator[
 
 
 def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group for the ranks of `group` and this timeout, and create it in the first such call.
+    """Return the gloo group for the ranks of `group` and this timeout. The first such call creates the gloo group.
 
     Ranks outside `group` need not call this function.
     """
@@ -168,7 +169,7 @@ def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGlo
 
 
 def check_no_rank_lost(group: dist.ProcessGroup, timeout: float) -> None:
-    """Raise an error if a rank was lost in an earlier call on this group. The gloo group is then unusable."""
+    """Raise an error if a rank was lost in an earlier call on this group, because the gloo group is then unusable."""
     if GLOO_GROUPS.get((group, timeout), "not made yet") is None:
         raise RuntimeError(
             f"fa2_lab.distributed: rank {dist.get_rank(group)} of {dist.get_world_size(group)} has lost another rank "

@@ -67,8 +67,8 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
     """Merge (O, L) into `rows` of the state m, l (batch, heads, N) and o (batch, heads, N, d), in place.
 
     If O_out and L_out are given, (O, L) must be the last output to be merged. The whole final output is then written to
-    O_out and L_out, and the state is not updated. O_out and L_out may be views with any strides, as long as the last
-    dimension of each is contiguous.
+    O_out and L_out, and the state is not updated. O_out and L_out may be views with any strides if the last dimension
+    of each is contiguous.
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
@@ -79,7 +79,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
 
 
 def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
-    """Return a prepared launch of the merge kernel, which is called with (m, l, o, L, O, L_out, O_out)."""
+    """Return a prepared launch of the merge kernel, to be called with (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))

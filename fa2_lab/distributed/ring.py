@@ -11,10 +11,10 @@ In the backward pass, the blocks travel around the ring again. A block's dK and 
 fp32, and each rank adds its contribution to them. The gradients of a rank's own block are also computed in two halves.
 The first half runs during the first transfer, and the second while the rank's own dK and dV return.
 
-A transfer starts as soon as its data have been computed, and runs concurrently with the kernels (NCCL on its own
-stream, gloo in threads). The rank waits for the transfer just before it needs the block. Until then, the tensors in
-transit stay referenced, so that the allocator cannot reuse their memory too early. On a GPU, only the stream of the
-kernels waits for the stream of the transfer, never the host.
+A transfer starts as soon as its data have been computed and runs concurrently with the kernels (NCCL on its own stream,
+gloo in threads). The rank waits for the transfer just before it needs the block. Until then, the tensors in transit
+stay referenced, so that the allocator cannot reuse their memory too early. On a GPU, only the kernels' stream waits for
+the transfer's stream, and the host never waits.
 """
 
 from collections import Counter
@@ -84,10 +84,10 @@ def ring_attention(
     timeout     The number of seconds to wait for the other ranks before the transfers begin.
 
     causal, scale and backend are the same as in attention(). The ranks must agree on everything except N. If they do
-    not, or if a rank rejects an argument, every rank raises an error as soon as all have called. If a rank's `mesh` or
-    `timeout` is invalid or differs, however, that rank cannot reach the others, which raise an error only after their
-    whole timeout. If gradients are needed, the backward pass must also run on every rank. If the loss on a rank does
-    not depend on O, add 0 · O to that loss.
+    not, or if a rank rejects an argument, every rank raises an error once all of them have made the call. However, a
+    rank whose `mesh` or `timeout` is invalid or differs from the others' cannot reach the other ranks, so they raise an
+    error only after their full timeout. If gradients are needed, the backward pass must also run on every rank. If the
+    loss on a rank does not depend on O, add 0 · O to that loss.
 
     Each partial O is rounded to q's dtype before it is merged in fp32, and the merged O is rounded once more.
     """
@@ -119,9 +119,9 @@ def ring_attention(
 def call_header(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
-    """Check the arguments as attention() does, and return the header of the call.
+    """Check the arguments as attention() does and return the header of the call.
 
-    The header contains the shard's length, and the arguments that must be the same on all ranks.
+    The header contains the shard's length and the arguments that must be the same on all ranks.
     """
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
@@ -192,9 +192,9 @@ class Transfer:
     pending: list
 
     def wait(self) -> list[Tensor]:
-        """Wait for the transfer, and return the tensors received from the left.
+        """Wait for the transfer to finish and return the tensors received from the left.
 
-        On a GPU, only the current stream waits, not the host.
+        On a GPU, only the current stream waits, and the host does not.
         """
         for operation in self.pending:
             operation.wait()
@@ -381,7 +381,7 @@ def all_heads_backward(
 
 
 def head_chunks(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Divide the heads into groups whose K and V fit into one message, and return a list with a pair for each group.
+    """Divide the heads into groups whose K and V fit into one message and return a list with a pair for each group.
 
     A pair is (slice of q's heads, slice of their K/V heads). The slices are the same on all ranks, because they depend
     only on the length of the longest shard, not on the length of this rank's shard.

@@ -1,4 +1,4 @@
-"""Functions that split a tensor along its sequence into one shard per rank, and join the shards again."""
+"""Functions that split a tensor along its sequence into one shard per rank and join the shards again."""
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from fa2_lab.tiles import whole_number
 def shard(
     x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
 ) -> Tensor:
-    """Split x along `dim`, and return this rank's shard. Gradients flow through the result.
+    """Split x along `dim` and return this rank's shard. Gradients flow through the result.
 
     Every rank must pass the whole tensor x, so no data are sent between ranks. Shard everything that belongs to the
     sequence in the same way. For example, use dim=1 for token ids and targets, and shard(torch.arange(N), mesh, dim=0)
@@ -34,7 +34,7 @@ def unshard(
     layout: str = "zigzag",
     timeout: float = 300.0,
 ) -> Tensor:
-    """Join the shards of all ranks, and return the whole tensor on every rank. No gradient flows through the result.
+    """Join the shards of all ranks and return the whole tensor on every rank. No gradient flows through the result.
 
     The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks. If a rank
     rejects an argument, the other ranks also raise an error, as in ring_attention().

@@ -23,7 +23,7 @@ class State:
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Merge (O, L), the output of `rows` for further keys, into the state of these rows.
+        """Merge (O, L), the output that `rows` have for further keys, into the state of these rows.
 
         An output (O, L) is equivalent to the state m = L, l = 1 and o = O.
         """

@@ -37,8 +37,8 @@ def fa2_traffic(N: int) -> int:
 def fa1_traffic(N: int) -> int:
     """Return the HBM traffic of FA1's Algorithm 2 in elements.
 
-    The algorithm initializes O, l and m, and loads K and V once. For each column block, it loads Q, O, l and m, and
-    stores O, l and m.
+    The algorithm initializes O, l and m once, and also loads K and V once. For each column block, it loads Q, O, l and
+    m, and it stores O, l and m.
     """
     return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
 
@@ -171,7 +171,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return the set of K and V elements that each warp reads, as a list, if the warps divide `split` ("Q" or "K")."""
+    """Return a list with the set of K and V elements that each warp reads if the warps divide `split` ("Q" or "K")."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

@@ -28,7 +28,7 @@ class Erratum:
     met: str = ""  # GitHub threads that report the mistake: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
-        """Return whether the error of `result` is within the tolerance, or False if the error is NaN."""
+        """Return whether the error of `result` is within the tolerance. The answer is False if the error is NaN."""
         return bool(self.error(result) <= self.tolerance)
 
 
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
 
 
 def measure(erratum: Erratum) -> Verdict:
-    """Run both versions of an erratum, and return the verdict.
+    """Run both versions of an erratum and return the verdict.
 
     The check tells the versions apart if it rejects the source's version and accepts the correction.
     """

@@ -60,12 +60,12 @@ def needed_on_chip(B: int, backward: bool) -> int:
 
 
 def largest_block(backward: bool) -> int:
-    """Return the largest B for which one step with B × B tiles fits in on-chip memory."""
+    """Return the largest B for which a step with B × B tiles fits on chip."""
     return max(B for B in range(1, HEAD + 1) if needed_on_chip(B, backward) <= M_ON_CHIP)
 
 
 def misfit(B: int, backward: bool) -> float:
-    """Return how far B is from the largest block that fits on chip, as a fraction of M, or 0 if B is that block.
+    """Return how far B is from the largest block size that fits on chip, as a fraction of M, or 0 if B is that size.
 
     If B is too large, the result is the overflow. If B is too small, it is the memory that B + 1 would leave unused.
     """

@@ -6,9 +6,9 @@ from fa2_lab.errata.cases import Small, TwoBlocks, central_differences, distance
 from fa2_lab.errata.erratum import Erratum
 
 CASE = Small(N=8, d=4)
-SQUARE = Small(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
+SQUARE = Small(N=5, d=5)  # N = d, so that a vector of the wrong length can still be broadcast
 MASKED = Small(N=8, d=4, causal=True)
-UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ is defined at all; no scale, as in the paper
+UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that the product Q dSᵀ is defined; no scale, as in the paper
 TWO = TwoBlocks(CASE, cut=3)
 
 
@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Return a scalar loss for the output O, chosen arbitrarily."""
+    """Return an arbitrarily chosen scalar loss for the output O."""
     return float((CASE.dO * O).sum())
 
 
@@ -114,7 +114,7 @@ TWO_TERMS = Erratum(
 
 
 def with_probabilities(p2: np.ndarray) -> np.ndarray:
-    """Return the output of the two-block example, using p2 for the second block's P̃²."""
+    """Return the output of the two-block example, with p2 as the second block's P̃²."""
     unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
     return unscaled / TWO.l2
 
@@ -200,7 +200,7 @@ BLOCK_INDEX = Erratum(
 
 
 def gradients_with(D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the dQ and dK that result from dS = P ∘ (dP − D) with the given D."""
+    """Return dQ and dK as computed from dS = P ∘ (dP − D) with the given D."""
     dS = SQUARE.P * (SQUARE.dO @ SQUARE.V.T - D)
     return SQUARE.tau * dS @ SQUARE.K, SQUARE.tau * dS.T @ SQUARE.Q
 
@@ -225,7 +225,7 @@ ROW_ELEMENTS = {"Q": CASE.d, "O": CASE.d, "dO": CASE.d, "dQ": CASE.d, "L": 1, "D
 def inner_step(
     Q: np.ndarray, O: np.ndarray, dO: np.ndarray, dQ: np.ndarray, L: np.ndarray, D: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Run lines 10 to 16 of FA2's Algorithm 2 on one tile, and return dV, dQ and dK.
+    """Run lines 10 to 16 of FA2's Algorithm 2 on one tile and return dV, dQ and dK.
 
     The argument dQ, which line 9 loads, is not used, because line 15 loads dQ_i itself.
     """

@@ -15,16 +15,16 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-NEGLIGIBLE = 1e-6  # a job with fewer clock cycles left has ended, because the remainder is a rounding error
+NEGLIGIBLE = 1e-6  # a job with fewer clock cycles left counts as ended, because the rest is a rounding error
 
 
 class Deadlock(RuntimeError):
-    """Raised if all actors are waiting, and no job is running that could end any of their waits."""
+    """Raised if all actors are waiting and no running job could end any of their waits."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A condition that an actor waits for. The actor yields the Wait, and resumes once `ready` returns True."""
+    """A condition that an actor waits for. The actor yields the Wait and resumes once `ready` returns True."""
 
     ready: Callable[[], bool]
     description: str
@@ -62,7 +62,7 @@ class Job:
     clocks: float
     compute: Callable[[], object]
     remaining: float
-    begun: Any = None  # clock cycle in which the unit began to execute the job
+    begun: Any = None  # clock cycle at which the unit began to execute the job
     ended: Any = None
     result: Any = None
 
@@ -80,13 +80,13 @@ class Block:
         self.jobs: list[Job] = []  # the finished jobs, in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """Start a job of `clocks` clock cycles on `unit` for the running actor, and return the job without waiting."""
+        """Start a job of `clocks` clock cycles on `unit` for the running actor and return the job without waiting."""
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
 
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
-        """Run all actors and their jobs to completion, and return the block.
+        """Run all actors and their jobs to completion and return the block.
 
         Whenever all actors are waiting, the clock advances to the end of the next job.
         """
@@ -98,7 +98,7 @@ class Block:
                     reasons = "; ".join(f"{name} waits for {wait.description}" for name, wait in waits.items())
                     raise Deadlock(reasons)
                 self._advance()
-        while self.running:  # finish the jobs that no actor waits for
+        while self.running:  # finish the jobs for which no actor waits
             self._advance()
         return self
 
@@ -119,7 +119,7 @@ class Block:
     def _advance(self) -> None:
         """Advance the clock until the next job ends.
 
-        Jobs that finish at the same time end in the order in which they were started.
+        Jobs that end at the same time do so in the order in which they were started.
         """
         served = self._served()
         served_by_unit = Counter(job.unit for job in served)

@@ -8,9 +8,9 @@ Registers hold the fp32 accumulators and the scores, spread evenly over the thre
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
 A compiler can use more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
 (Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
-correctly whether registers spill. If it wrongly predicts that a kernel does not spill, the kernel has at most about 100
-spill instructions, whereas other compilations have up to 12,000. The predicted amount of shared memory is within 20% of
-what the compiled kernel uses.
+correctly whether registers spill. The kernels that it wrongly predicts not to spill have at most about 100 spill
+instructions, whereas other compilations have up to 12,000. The predicted amount of shared memory is within 20% of what
+the compiled kernel uses.
 
 The model covers four kernels:
 
@@ -31,7 +31,7 @@ from fa2_lab.machine.chips import Chip, KiB, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 FIXED_REGISTERS = 40  # registers per thread for addresses, loop counters, masks, m and l
-RESERVED_SHARED_BYTES = 1 * KiB  # bytes of shared memory that the system reserves for each resident block
+RESERVED_SHARED_BYTES = 1 * KiB  # bytes of shared memory that the system reserves per resident block
 WARP_SIZE = 32
 MAX_THREADS_PER_BLOCK = 1024
 FP32_BYTES = 4  # bytes per entry of L or D
@@ -42,7 +42,7 @@ class Fit:
     """The resources that a thread block needs. If the block cannot run without spills, `limit` names the reason."""
 
     ok: bool
-    limit: str  # "shared memory" if the block cannot run, "registers" if it runs but spills, else ""
+    limit: str  # "shared memory" if the block cannot run, "registers" if it runs but spills, otherwise ""
     shared_bytes: int
     registers: int  # the number needed per thread, even if it exceeds the limit
     blocks_per_sm: int  # 0 if the block cannot run
@@ -123,8 +123,8 @@ def best_fits(
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
     """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of block sizes in `sizes`.
 
-    The number of warps is the first entry of `warps` with which the block fits, or the last entry if it fits with none
-    of them. `more` is passed on to fit().
+    The number of warps is the first entry of `warps` with which the block fits, or the last entry if the block fits
+    with none of them. `more` is passed on to fit().
     """
     best = {}
     for B_r, B_c in product(sizes, sizes):

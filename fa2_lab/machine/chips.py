@@ -20,7 +20,7 @@ class Chip:
     name: str
     compute_capability: tuple[int, int]
     SMs: int
-    clock_hz: int  # boost clock in Hz while the tensor cores run
+    clock_hz: int  # boost clock in Hz while the tensor cores are working
     tensor_flops_per_second: (
         float  # dense fp16 or bf16 FLOPs per second with fp32 accumulators, as printed in the datasheet
     )
@@ -44,11 +44,13 @@ class Chip:
 
 # The tables ------------------------------------------------------------------------------------------------------
 #
-# Values that depend only on the compute capability, or are the same for all chips: CUDA C++ Programming Guide, tables
-# Throughput of Native Arithmetic Instructions (FP32: row 32-bit floating-point add, multiply, multiply-add;
-# exponentials: row 32-bit reciprocal, square root, base 2 exponential) and Technical Specifications per Compute
-# Capability; section Compute Capabilities, Shared Memory: 32 banks of 32 bits per clock. B200's shared memory: NVIDIA
-# Blackwell Tuning Guide, section Unified Shared Memory.
+# Sources of the values that depend only on the compute capability or are the same for all chips:
+# - FP32 instructions and exponentials per clock: CUDA C++ Programming Guide, table "Throughput of Native Arithmetic
+#   Instructions", rows "32-bit floating-point add, multiply, multiply-add" and "32-bit reciprocal, square root, base 2
+#   exponential".
+# - Limits per SM: the same guide, table "Technical Specifications per Compute Capability".
+# - Bytes of shared memory per clock: the same guide, section "Compute Capabilities, Shared Memory" (32 32-bit banks).
+# - Shared memory of B200: NVIDIA Blackwell Tuning Guide, section "Unified Shared Memory".
 _SMS = """
 SM   FP32 lanes  shared KiB  warps  blocks
 80   64          164         64     32
@@ -71,32 +73,33 @@ GeForce RTX 4090  89   128  2520  165.2    82.6  512        24   1008  72      3
 L40S              89   142  2520  362.05   91.6  1024       48   864   96      32
 """
 
-# A100: NVIDIA A100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA Data Center GPUs; per clock:
-#   section on the tensor core, FMAs per clock and tensor core, times 4 tensor cores, times 2. Memory and link: NVIDIA
-#   A100 datasheet, column A100 80GB SXM; NVLink 600 GB/s, half of it in each direction.
-# H100: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA A100 and H100: 1830 MHz for
-#   tensor-core work (its FP32 figure is given at 1980 MHz); per clock: as for the A100. Memory and link: NVIDIA H100
-#   datasheet, column H100 SXM; NVLink 900 GB/s, half of it in each direction.
-# H200: the same whitepaper (the H200 datasheet prints its figures rounded: 1,979 sparse, 67). Memory and link: NVIDIA
-#   H200 datasheet. L2: reported by the driver (torch.cuda.get_device_properties, L2_cache_size).
-# B200: NVIDIA HGX B200 and DGX B200 datasheets, an eighth of their figures for eight GPUs (1,440 GB, 64 TB/s). SMs, L2
-#   (which the tuning guide rounds to 126 MB) and memory (7,680 bits, transferred twice per clock at 3,996 MHz): its
-#   driver (github.com/pytorch/ao, pull request 4002). Per clock: twice the H100's. Clock: derived from these figures,
-#   because 148 SMs × 8,192 FLOPs per clock give 2,250 dense TFLOP/s at 1860 MHz (the FP32 figure is given at 1980 MHz).
-#   Link: tuning guide, section Fifth-Generation NVLink: 1.8 TB/s, half of it in each direction.
-# RTX 3090: NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), appendix A, row Peak FP16 Tensor TFLOPS with FP32
-#   Accumulate. Link: third-generation NVLink between two bridged cards, 112.5 GB/s for both directions together.
-# RTX 4090: NVIDIA Ada GPU Architecture (whitepaper), appendix A, the same row. It has no NVLink, so the link is PCI
-#   Express 4.0 with 16 lanes: 64 GB/s for both directions together, according to the L40S datasheet.
-# L40S: NVIDIA L40S datasheet: 18,176 CUDA cores, 128 per SM; 91.6 TFLOP/s of FP32 are 142 SMs × 128 lanes × 2 at
-#   2520 MHz; row BFLOAT16 Tensor Core (its sparse figure, 733, would be 366.4 dense at 2520 MHz). Professional cards
-#   accumulate in fp32 at the full rate, which is twice the RTX 4090's. L2: NVIDIA Ada Lovelace Professional GPU
-#   Architecture (whitepaper), table of the L40, which has the same die and the same number of SMs. Link: PCIe Gen4 x16,
-#   64 GB/s for both directions together.
+# Sources of each row. A link's datasheet bandwidth adds up both directions, so the table lists half of it.
+# - A100: NVIDIA A100 Tensor Core GPU Architecture (whitepaper), table "Comparison of NVIDIA Data Center GPUs". FLOPs
+#   per clock: the FMAs per clock and tensor core (from the section on the tensor core), times 4 tensor cores, times 2.
+#   Memory and link: NVIDIA A100 datasheet, column "A100 80GB SXM" (NVLink, 600 GB/s).
+# - H100: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table "Comparison of NVIDIA A100 and H100", which gives
+#   1830 MHz for tensor-core work (but the FP32 figure at 1980 MHz). FLOPs per clock: as for the A100. Memory and link:
+#   NVIDIA H100 datasheet, column "H100 SXM" (NVLink, 900 GB/s).
+# - H200: the same whitepaper, because the H200 datasheet prints rounded figures (1,979 sparse, 67). Memory and link:
+#   NVIDIA H200 datasheet. L2: reported by the driver (torch.cuda.get_device_properties, L2_cache_size).
+# - B200: NVIDIA HGX B200 and DGX B200 datasheets, an eighth of the figures for eight GPUs (1,440 GB, 64 TB/s). SMs, L2
+#   (which the tuning guide rounds to 126 MB) and memory (7,680 bits, transferred twice per clock at 3,996 MHz): as
+#   reported by the driver (github.com/pytorch/ao, pull request 4002). FLOPs per clock: twice the H100's. Clock: derived
+#   from these figures, because 148 SMs × 8,192 FLOPs per clock give 2,250 dense TFLOP/s at 1860 MHz (the FP32 figure is
+#   given at 1980 MHz). Link: tuning guide, section "Fifth-Generation NVLink" (1.8 TB/s).
+# - RTX 3090: NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), appendix A, row "Peak FP16 Tensor TFLOPS with FP32
+#   Accumulate". Link: third-generation NVLink between two bridged cards (112.5 GB/s).
+# - RTX 4090: NVIDIA Ada GPU Architecture (whitepaper), appendix A, the same row. The card has no NVLink, so its link is
+#   PCI Express 4.0 with 16 lanes, which has 64 GB/s according to the L40S datasheet.
+# - L40S: NVIDIA L40S datasheet. Its 18,176 CUDA cores are 142 SMs with 128 lanes each, so 91.6 TFLOP/s of FP32 mean
+#   2520 MHz. Tensor cores: row "BFLOAT16 Tensor Core" (its sparse figure, 733, corresponds to 366.4 dense TFLOP/s at
+#   2520 MHz). Professional cards accumulate in fp32 at the full rate, which is twice the RTX 4090's rate. L2: NVIDIA
+#   Ada Lovelace Professional GPU Architecture (whitepaper), table of the L40, which has the same die and the same
+#   number of SMs. Link: PCI Express 4.0 with 16 lanes (64 GB/s).
 
 
 def _parse_table(table: str) -> dict[str, list]:
-    """Parse the rows below a table's header, and return {first column: [numbers in the other columns]}."""
+    """Parse the rows below a table's header and return {first column: [numbers in the other columns]}."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
@@ -137,7 +140,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def find(name: str) -> Chip:
-    """Return the chip with this name: a name in the table of chips, or the name that a driver reports."""
+    """Return the chip with this name, as listed in the table of chips or as reported by a driver."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")

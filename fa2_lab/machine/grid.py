@@ -76,7 +76,7 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """Return the number of waves, which is the number of blocks that the busiest slot runs one after another."""
+    """Return the number of waves, which is the number of blocks that the busiest slot runs in succession."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 

@@ -1,7 +1,7 @@
 """Exact counts of the elements that standard attention, FA1 and FA2 load and store, and of the operations they perform.
 
-All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and return counts for one head. The
-meter in `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two counts must agree exactly.
+Given a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, all formulas return counts for one head. The meter
+in `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two counts must agree exactly.
 `requests` differs from the meter only for standard attention, whose matmuls load their operands once per tile of the
 result. How much of this traffic reaches DRAM depends on the L2 cache, which rates.cost() models.
 """
@@ -190,13 +190,13 @@ FP32_TENSORS = (
     "L",
     "D",
     "dQ",
-)  # the scores, the row statistics, and dQ, because it is accumulated in HBM
+)  # the scores, the row statistics and dQ, which is accumulated in HBM
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
     """Return the traffic `moved`, converted from elements to bytes.
 
-    The tensors in FP32_TENSORS have four bytes per element, and so does FA1's O, because it is read again. All other
+    The tensors in FP32_TENSORS have four bytes per element, and so does O in FA1, because it is read again. All other
     tensors have two bytes per element.
     """
     wide = (*FP32_TENSORS, "O") if algorithm == "fa1" else FP32_TENSORS
@@ -230,7 +230,7 @@ def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
     """Count the operations in lines 12 and 13 of FA2's Algorithm 1 for a row block of b rows.
 
-    These lines divide each row of o by l, and compute L = m + log l.
+    These lines divide each row of o by l and compute L = m + log l.
     """
     return Counter(divide=b, multiply=b * d, log=b, add=b)
 

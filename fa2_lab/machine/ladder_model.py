@@ -1,4 +1,4 @@
-"""A model that predicts the clock cycles of each ladder rung from its compiled code, and can be checked by hand.
+"""A model that predicts the clock cycles of each ladder rung from its compiled code and can be checked by hand.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (only before rung 10, which introduces prefetching), the tensor cores, the issue slots and the exponential unit. Then
@@ -93,7 +93,7 @@ def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) 
 def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
     """Return the predicted clock cycles of one launch of a rung with `heads` heads of N queries and N keys."""
     if rung.number == 0:
-        moved = heads * N * (12 * N + 8 * rung.d)  # bytes of fp32 S and 16-bit P, each written and read, and Q, K, V, O
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes of fp32 S and 16-bit P (each written and read), Q, K, V and O
         return moved * chip.clock_hz / chip.hbm_bytes_per_second
     clocks = [clocks_per_tile(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(tiles_per_program(rung, heads, N, causal), clocks, chip.SMs)
@@ -119,7 +119,7 @@ def makespan(tiles: Sequence[int], clocks: Sequence[float], SMs: int = H200.SMs)
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles left in each running program, per SM
-    since, plans = [0.0] * SMs, [0] * SMs  # per SM: time of the last call of plan_end(), and number of calls
+    since, plans = [0.0] * SMs, [0] * SMs  # per SM: the time of the last call to plan_end(), and the number of calls
     ends: list[tuple[float, int, int]] = []  # (predicted end of a program, its SM, plans[SM] at the prediction)
 
     def plan_end(SM: int, now: float) -> None:

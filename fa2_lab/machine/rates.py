@@ -28,15 +28,15 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: number of tensor-core FLOPs that take as long as one operation, or one byte, of this unit}."""
+        """Return {unit: number of tensor-core FLOPs that take as long as one operation or byte on this unit}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def rates(chip: Chip) -> Rates:
     """Return a chip's rates. All except the L2 rate are taken from the manufacturer's specifications.
 
-    The L2 rate is the one that was measured on this chip, if there is a record of it. Otherwise, it is the A100's
-    published number of bytes per clock, multiplied by this chip's clock frequency.
+    The L2 rate is the rate measured on this chip, if there is a record of it. Otherwise, it is the A100's published
+    number of bytes per clock, multiplied by this chip's clock frequency.
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured_rates(chip).get("L2 TB/s")
@@ -126,7 +126,7 @@ def cost(
     causal: bool = False,
     chip: Chip = chips.H200,
 ) -> Cost:
-    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. By default, N_q is N.
+    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. N_q defaults to N.
 
     `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as if S were one
     tile. Its matmuls request their operands repeatedly, but only the first request for Q, K and V reaches DRAM because
@@ -172,14 +172,13 @@ def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
 def dram_passes(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
-    """Return how often the data that a head loads repeatedly are read from DRAM.
+    """Return how many times the data that a head loads repeatedly are read from DRAM.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 
-    The data are read only once if L2 has room for these data of all heads that are computed concurrently. Otherwise,
-    FA2 reads them once per wave of workers because a head's workers load the same tile at about the same time. FA1 has
-    one worker per head, and standard attention runs one kernel after another, so both read the data from DRAM each
-    time.
+    The data are read only once if they fit in L2 for all heads that are computed concurrently. Otherwise, FA2 reads
+    them once per wave of workers, because a head's workers load the same tile at about the same time. FA1 has one
+    worker per head, and standard attention runs one kernel after another, so both read the data from DRAM each time.
     """
     size = io_model.tensor_sizes(tiling, d)
     repeated = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

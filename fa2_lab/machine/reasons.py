@@ -20,7 +20,7 @@ class Reason(NamedTuple):
     limit: str  # what limited the previous rung
     removes: str  # what the change removes or adds
     why: str
-    missed: str = NOT_MODELLED  # what the model leaves out, shown if the prediction is off by more than 10%
+    missed: str = NOT_MODELLED  # what the model leaves out, which is shown if the prediction is off by more than 10%
     modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters give an upper bound
 
 
@@ -29,7 +29,7 @@ UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this
 
 
 def parse_reasons(page: str) -> dict[str, Reason]:
-    """Parse the text of reasons.md, and return {rung number: Reason}."""
+    """Parse the text of reasons.md and return {rung number: Reason}."""
     reasons = {}
     for part in page.split("\n## ")[1:]:
         try:
@@ -121,8 +121,8 @@ def predicted_speedup(before: str, after: str, causal: bool, d: int, heads: int 
 def max_speedup(record: Record, before: str, d: int) -> float | None:
     """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
 
-    A kernel with this speedup would keep the tensor cores busy all the time. The speedup is the reciprocal of the
-    fraction of time during which `before` keeps them busy, according to the counters.
+    A kernel with this speedup would keep the tensor cores busy all the time. The speedup is therefore the reciprocal of
+    the fraction of time during which `before` keeps them busy, according to the counters.
     """
     for row in record.rows:
         p = row.problem
@@ -142,8 +142,8 @@ def compiled_rungs() -> dict[tuple[str, bool, int], dict]:
 
     The properties are those listed in COMPILED, plus `keys` and `consumers`. `registers` is the number of registers of
     each thread that runs matmuls, and `programs` is the number of programs that one SM can run concurrently.
-    `instructions`, `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop, and are missing for
-    the backward rungs.
+    `instructions`, `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop and are missing for the
+    backward rungs.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}

@@ -1,7 +1,7 @@
 """Formulas for the bytes that each rank sends in ring attention, and for the tiles that it computes.
 
 Each rank keeps its queries. At each step, it sends its current block of K and V to its right neighbour. In the backward
-pass, the block's dK and dV follow one step later, and reach the block's owner in the last step. K and V are sent in
+pass, the block's dK and dV follow one step later and reach the block's owner in the last step. K and V are sent in
 their own dtype, and dK and dV in fp32.
 """
 
@@ -53,6 +53,6 @@ def tiles_per_step(lengths: Sequence[int], layout: str, causal: bool, B_r: int =
 
 
 def busy_fraction(tiles: np.ndarray) -> float:
-    """Return the fraction of time that an average rank is busy if all ranks wait for the one with the most tiles."""
+    """Return the fraction of time that an average rank is busy if all ranks wait for the rank with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

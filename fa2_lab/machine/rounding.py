@@ -1,4 +1,4 @@
-"""Number formats simulated in NumPy, to show how rounding affects attention if everything else is exact.
+"""Number formats simulated in NumPy, which show how rounding affects attention if everything else is exact.
 
 `rounded` in examine/cases.py rounds to any format, given its number of mantissa bits including the leading 1. This
 module adds the FP8 format E4M3, which has four mantissa bits, and the scales and the rotation that FlashAttention-3

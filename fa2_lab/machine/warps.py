@@ -3,11 +3,11 @@
 There are two ways to divide a B_r × B_c tile among W warps (figure 3 of the FA2 paper):
 
 split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. The warps exchange nothing.
-split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The K refers to keys, not to the contracted
-         dimension, so the slices of S need not be summed. However, the warps must exchange row maxima and row sums,
-         and add up the partial products P_w V_w.
+split_k  FA1: each warp owns B_c / W of the keys and reads all of Q. The K in the name refers to keys, not to the
+         contracted dimension, so the slices of S need not be summed. However, the warps must exchange row maxima and
+         row sums, and add up the partial products P_w V_w.
 
-The model counts every element written to or read from shared memory, and records every barrier with its reason. Under
+The model counts every element written to or read from shared memory and records every barrier with its reason. Under
 both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is read.
 For each tile, a warp reads the operands of its matmuls into registers once: its rows of Q or all of Q, and all of K and
 V or its slice of them. The warp also keeps its rows of O, l and m in registers. Copies from HBM run asynchronously, so
@@ -57,7 +57,7 @@ class SharedMemory:
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
     def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
-        """Copy the elements at [where] in the array `name` into a warp's registers, and return the copy."""
+        """Copy the elements at [where] in the array `name` into a warp's registers and return the copy."""
         self._refuse_race(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
         self._readers[name][where] = np.where((seen == NO_WARP) | (seen == warp), warp, SEVERAL_WARPS)
@@ -65,7 +65,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that each can read what the others have written."""
+        """Make all warps wait for each other, so that each warp can read what the others have written."""
         self.barrier_counts[reason] += 1
         self._forget_accesses()
 
@@ -82,7 +82,7 @@ class SharedMemory:
 
 
 class BlockRun(NamedTuple):
-    """The results of one thread block, and its shared memory with the counts."""
+    """The results of one thread block, and its shared memory with the access counts."""
 
     O: np.ndarray  # (B_r, d)
     L: np.ndarray  # (B_r,)
@@ -191,7 +191,7 @@ def split_evenly(n: int, W: int) -> list[slice]:
 
 
 def _copy(shared: SharedMemory, **blocks: np.ndarray) -> int:
-    """Copy blocks of equal length from HBM into shared memory, and return their length."""
+    """Copy blocks of equal length from HBM into shared memory and return their length."""
     for name, block in blocks.items():
         shared.write(COPY, name, slice(len(block)), block)
     return len(block)

@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return an empty dictionary. draw() takes no arguments."""
+    """Return an empty dictionary, because draw() takes no arguments."""
     return {}
 
 
@@ -23,7 +23,7 @@ NODES = {
     "dQ": (4.1, 2.75, 1.5, "⑤ dQ = τ dS K", "result"),
 }
 EDGES = "Q S, K S, S P, dO dP, V dP, dP dS, P dS, P dV, dS dK, dS dQ"
-# {computed tensor: the loaded tensor that it also needs}, drawn as a small box above the tensor's box
+# {computed tensor: loaded tensor that it also needs}. The loaded tensor is a small box above the computed tensor's box.
 ALSO_NEEDED = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}
 BOX_HEIGHT = 0.32
 

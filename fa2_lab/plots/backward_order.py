@@ -1,4 +1,4 @@
-"""Two timelines of a step of the backward pass: one with its jobs one after another, and one in the kernel's order."""
+"""Two timelines of a step of the backward pass: one whose jobs run one after another, and one in the kernel's order."""
 
 from collections.abc import Generator, Mapping
 
@@ -31,7 +31,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 def one_by_one(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Simulate a consumer of `block` that starts each job only after the previous one has ended.
+    """Simulate a consumer of `block` that starts each job only after the previous job has ended.
 
     The two consumers wait for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the
     exponentials take `softmax`, and an addition to dQ takes `add`.

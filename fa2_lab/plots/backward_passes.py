@@ -11,7 +11,7 @@ def data() -> dict:
 
 @style.picture
 def draw(variants: dict[str, list[list[str]]]) -> style.Drawn:
-    """Draw a row of boxes for each way to compute the gradients, with a box for each matmul.
+    """For each way to compute the gradients, draw a row with a box for each matmul.
 
     A box is hatched if an earlier pass has already computed the same matmul. `variants` is {name: list of passes},
     where a pass is the list of its matmuls.

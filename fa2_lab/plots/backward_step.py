@@ -35,7 +35,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Simulate one consumer of `block`, which runs its jobs in the kernel's order.
+    """Simulate one consumer of `block`, which runs its jobs in the same order as the kernel.
 
     The consumer computes a step's dQ during the next step, after the two consumers have exchanged their dS. They wait
     for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the exponentials take
@@ -104,7 +104,7 @@ def _draw_job(ax: style.Axes, row: float, span: tuple[float, float], tensor: str
 
 
 def _draw_frame(ax: style.Axes, span: tuple[float, float]) -> None:
-    """Draw a thick frame around the two upper lanes for the interval `span`, in which the exponentials run."""
+    """Draw a thick frame around the two upper lanes during the interval `span`, in which the exponentials run."""
     begun, ended = span
     ax.add_patch(
         style.Rectangle((begun, 0), ended - begun, 2, fill=False, edgecolor=style.INK, linewidth=2.2, zorder=3)

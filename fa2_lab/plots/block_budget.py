@@ -1,4 +1,4 @@
-"""Plot of the block sizes that fit on each chip, with the shared memory and the registers that they need."""
+"""Plot of the block sizes that fit on each chip, with the shared memory and the registers that each size needs."""
 
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
@@ -65,7 +65,7 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """For each d, draw a grid of block sizes, with the resources that each size needs and the chips that it fits on.
+    """For each d, draw a grid of block sizes, with the resources that each size needs and the chips on which it fits.
 
     `cells` is {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. `limits` is {chip: bytes of shared
     memory per block}, with the smallest limit first. `compiled` is {(d, B_r, B_c): spill instructions}, for the sizes

@@ -1,4 +1,4 @@
-"""Diagram of a TMA copy: one thread starts it, TMA carries it out, and rows past the end of K arrive as zeros."""
+"""Diagram of a TMA copy: one thread starts the copy, TMA carries it out, and rows past the end of K arrive as zeros."""
 
 from fa2_lab.plots import style
 

@@ -39,7 +39,7 @@ JUMPS = {  # {last rung of a large gain: (number of changes that led to it, desc
     "18": (1, "A tile has 128 keys instead of 64"),
     "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
 }
-LOSES = 0.99  # the bar of a change that multiplies the speed by less than this has no fill
+LOSES = 0.99  # if a change multiplies the speed by less than this, its bar has no fill
 
 
 @style.picture
@@ -48,7 +48,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
 
     A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The largest gains, listed in
     JUMPS, are numbered. Each one is labelled with its number and speedup, on the bar of its last rung. The bar of a
-    change that loses speed has no fill. `peer` is (name, TFLOP/s without a mask, TFLOP/s under the causal mask).
+    change that reduces the speed has no fill. `peer` is (name, TFLOP/s without a mask, TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

@@ -15,7 +15,7 @@ TILE_HEIGHT = 0.62
 
 @style.picture
 def draw(shares: Shares) -> style.Drawn:
-    """Draw each head as a row of tiles, in the colours of the programs that read them."""
+    """Draw each head as a row of tiles, each in the colour of the program that reads it."""
     caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(shares.tiles), max(shares.tiles)
     figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")
@@ -43,7 +43,7 @@ def draw(shares: Shares) -> style.Drawn:
 
 
 def _draw_partial_results(ax: style.Axes, shares: Shares, head: int, x: float) -> None:
-    """Draw a head's partial results and their merge or, if a single program reads the head, name that program."""
+    """Draw a head's partial results and their merge, or name the program if a single program reads the head."""
     readers = shares.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

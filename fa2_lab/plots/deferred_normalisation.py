@@ -10,7 +10,7 @@ class Operation(NamedTuple):
     """One operation in the inner loop or at the end of a row block, with its duration in clock cycles."""
 
     name: str  # "" for the operations on m, l and α, which run once per row and are too short for a label
-    tensor: str  # the tensor whose colour is used for the operation
+    tensor: str  # the tensor in whose colour the operation is drawn
     clocks: float
 
 
@@ -48,7 +48,7 @@ ROW_HEIGHT = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, at_once: dict[str, float], setting: str, measured: float) -> style.Drawn:
-    """Draw the operations on one tile in FA1 and FA2, and those after FA2's loop, on one time axis.
+    """Draw the operations on one tile in FA1 and FA2, and those after FA2's loop, on a shared time axis.
 
     `loops` is {"FA1" or "FA2": operations on one tile}, and `end` lists the operations after FA2's loop. The last row
     shows `at_once`, which is {"FA1" or "FA2": clock cycles that a tile takes if all units work concurrently}.

@@ -10,7 +10,7 @@ FIRST, SECOND = 4, 3  # matmuls per tile in the pass over columns (S, dP, dV, dK
 
 
 def data(T: int = 4) -> dict:
-    """Return a simulation of one head of T × T tiles on T SMs that start together, with one matmul as the unit of time.
+    """Return a simulation of one head of T × T tiles on T SMs that start together. The unit of time is one matmul.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
     is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways in ms, and
@@ -85,7 +85,7 @@ def draw(variants: dict[str, Mapping], T: int, ms: Sequence[float], setting: str
 
 
 def _draw_tiles(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
-    """Draw an SM's tiles with the same label as one box, with notches between the tiles. A matmul takes `unit` ms."""
+    """Draw a box for all tiles of an SM that share a label, with notches between them. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
     for SM, begun, ended, label in visits:
         spans.setdefault((SM, label), []).extend((unit * begun, unit * ended))

@@ -6,8 +6,8 @@ from fa2_lab.plots import style
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
     """Return the number of column blocks of one head, the number of additions to dQ, and three sizes in bytes.
 
-    A column block has `keys` keys, divided among `consumers` consumers. The three sizes are the bytes in one addition
-    ("part"), in all accumulators ("sums") and in dQ.
+    A column block has `keys` keys, which are divided among `consumers` consumers. The three sizes are the bytes in one
+    addition ("part"), in all accumulators ("sums") and in dQ.
     """
     columns = N // keys
     sizes = dict(part=B_r * d // consumers * 4, sums=N * d * 4, dQ=N * d * 2)

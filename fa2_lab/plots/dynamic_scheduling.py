@@ -9,7 +9,7 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     """Return three schedules of causal row blocks on the SMs of an H200.
 
     The first schedule is static and processes one head after another. The other two process `at_once` heads at a time,
-    one of them statically and the other dynamically.
+    one with static and one with dynamic scheduling.
     """
     # The number of tiles in each row block of one head, heaviest first.
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()

@@ -37,7 +37,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
     ]
 
 
-ZOOM = 14  # how much the lens magnifies lengths (not areas)
+ZOOM = 14  # the factor by which the lens magnifies lengths (not areas)
 
 
 @style.picture

@@ -27,7 +27,7 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, minimum: int, mem
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `minimum` is the number needed to move each of Q, K, V and O once. These two numbers do not depend on M.
+    `minimum` is the number moved if each of Q, K, V and O is moved once. These two numbers do not depend on M.
     `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]

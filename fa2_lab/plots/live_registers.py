@@ -9,7 +9,7 @@ LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
     """Return the arguments of draw(): the registers that one thread's fp32 values need in each phase of a step.
 
-    Each consumer has `keys` keys and `threads` threads, and computes its share of dQ.
+    Each consumer has `keys` keys and `threads` threads and computes its share of dQ.
     """
     needs = {}
     for name, (d, B_r) in TILES.items():

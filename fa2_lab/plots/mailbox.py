@@ -1,4 +1,4 @@
-"""Timeline of the mailbox: which row-block index each slot holds, and on which row block each warpgroup works."""
+"""Timeline of the mailbox: which row-block index each slot holds, and which row block each warpgroup works on."""
 
 from fa2_lab.plots import rung_timeline, style
 

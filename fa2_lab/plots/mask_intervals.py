@@ -1,4 +1,4 @@
-"""Diagram of masks in which each row sees one range of keys, such as causal masks and windows, and of their tiles."""
+"""Diagram of masks and their tiles, for masks that let each row see a single range of keys (causal masks, windows)."""
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def _draw_tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _draw_row_range(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw the range of keys that row `row` sees as a bar, and write the two ends of the range below the matrix."""
+    """Draw a bar for the range of keys that row `row` sees, and label its two ends below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     begin, end = (int(start + x) for x in tiling.interval(row - start))
     style.box(ax, begin, row, end - begin, 1, "", style.INK, linewidth=0)

@@ -38,7 +38,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _pairs_in_order(begin: int, end: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that merge leaves begin … end − 1 in order. New nodes are numbered from `number`."""
+    """Return the pairs of nodes whose merges join leaves begin … end − 1 in order. `number` is the first new node."""
     lefts = [begin, *range(number, number + end - begin - 2)]
     return list(zip(lefts, range(begin + 1, end), strict=True))
 
@@ -90,7 +90,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
                 else _format_state(state, ("m ", "l ", "o "), between)
             )
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
-            high = 0.92 if style.is_narrow() else 0.72  # bar height as a share of the distance between rows
+            high = 0.92 if style.is_narrow() else 0.72  # bar height as a fraction of the distance between rows
             patch = style.box(
                 ax, begin + 0.04, row + 0.62 - high, end - begin - 0.08, high, words, style.tensor_fill("m"), **look
             )

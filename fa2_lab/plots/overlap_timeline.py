@@ -62,7 +62,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
     """Draw one timeline for each of the four ways in which the work of two warpgroups can overlap.
 
     `window` is the number of clock cycles drawn. Each title states the share of the time in which the tensor cores are
-    busy, computed over all `tiles` tiles. `counted` holds the measured share for two rungs, in percent.
+    busy, which is computed over all `tiles` tiles. `counted` holds the measured share for two rungs, in percent.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, over all {tiles} tiles"
@@ -74,7 +74,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         }
         for panel in panels
     }
-    window *= 1.4 if style.is_narrow() else 1  # a phone shows a longer time, but the labels still fit
+    window *= 1.4 if style.is_narrow() else 1  # a longer time is drawn on a phone, but the labels still fit
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
     figure = rung_timeline.stacked_timelines(5.5, f"{caption} ({setting}).", timelines, window, measured=measured)

@@ -9,8 +9,8 @@ def data(direction: str = "forward") -> dict:
     """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} for a pass.
 
     `direction` is "forward" or "backward". The forward pass is shown with the rings of TWO_CONSUMERS in
-    hopper/forward/configs.py. V's ring needs no releases of its own because a release of K also shows that the
-    corresponding stage of V is empty.
+    hopper/forward/configs.py. V's ring needs no releases of its own, because a release of a stage of K also shows that
+    V's corresponding stage is empty.
     """
     rings = {
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
@@ -23,7 +23,7 @@ def data(direction: str = "forward") -> dict:
 PAGE = (1.1, 2.05, 3.85, 4.8)
 PHONE = (0.72, 1.14, 2.52, 3.05)
 ROW_HEIGHT, STAGE_HEIGHT = 0.62, 0.32
-LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # {ring: (tensor whose colour is used, name)}
+LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # {ring: (tensor in whose colour it is drawn, name)}
 
 
 BETWEEN_CONSUMERS = {

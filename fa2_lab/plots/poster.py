@@ -80,7 +80,7 @@ def data(tag: str = "FA2.A1") -> dict:
 def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
     """Return these lines of code without comments and dropout.
 
-    If several lines assign the same name, keep only the first line.
+    If several lines assign the same name, only the first of them is kept.
     """
     lines = [place.text.split("  #")[0] for place in places if "dropped(" not in place.text]
     lines = [line.replace("p_dropped", "p_ij") for line in lines]
@@ -97,7 +97,7 @@ def matmuls(tag: str) -> dict[int, str]:
 UNIT = 0.5**0.5  # units per inch; at this scale, an A1 sheet measures as many units as an A2 sheet measures inches
 SHEET = (594 / 25.4, 420 / 25.4)  # width and height of the A1 sheet, in units
 MARGIN, FOOT = 0.6, 1.3
-TOPS = {"FA2.A1": 8.0, "FA2.A2": 7.2}  # {algorithm: the height of its first line}
+TOPS = {"FA2.A1": 8.0, "FA2.A2": 7.2}  # {algorithm: y-coordinate of its first line}
 # The left edges of the columns, in units from the margin.
 COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}
 INDENT = 0.26  # indentation per loop
@@ -329,7 +329,7 @@ def _draw_shrinking(ax: style.Axes, x: float, y: float) -> None:
         ax.plot([begin, end], [y + 0.22 + high, y + 0.82], color=style.INK, linewidth=1.2, linestyle=style.DASHED)
 
 
-NAMES = {  # names in the NumPy and Triton code that are explained neither in the paper nor at the top of the sheet
+NAMES = {  # names in the NumPy and Triton code that neither the paper nor the top of the sheet explains
     "FA2.A1": (
         "`rows` and `cols` are the rows of block $i$ and the columns of block $j$. `parallel` means that each $i$ has a"
         " worker, and `serial` that a worker takes each $j$ in turn. `visited_cols(i)` are the blocks $j$ that the mask"
@@ -359,7 +359,7 @@ SOURCE = (
 
 
 def _draw_foot(ax: style.Axes, tag: str, address: str) -> None:
-    """Below each column of code, draw a paragraph that explains the names in it. Finish with the source and licence.
+    """Draw a paragraph below each column of code that explains its names, and then the source and the licence.
 
     `tag` is the algorithm's tag. `address` is the address of the book's site, or empty.
     """
@@ -404,7 +404,7 @@ def cell_lines(row: Row, column: str) -> list[str]:
 
 
 def split_assignment(line: str, room: int) -> list[str]:
-    """Split an assignment of several values that is longer than `room` into assignments of one value each."""
+    """If an assignment of several values is longer than `room`, split it into one assignment per value."""
     names, _, values = line.partition(" = ")
     parts = re.split(r", (?![^()]*\))", values)
     each = list(zip(names.split(", "), parts, strict=False))
@@ -412,7 +412,7 @@ def split_assignment(line: str, room: int) -> list[str]:
 
 
 def join_calls(lines: list[str]) -> list[str]:
-    """Join the lines of a cell in pairs if the two lines of each pair call the same function and fit in one line."""
+    """Join the lines of a cell in pairs if the lines of each pair call the same function and fit on one line."""
     pairs = [lines[n : n + 2] for n in range(0, len(lines), 2)]
     called = [[re.sub(r"^(\w+ = )?([\w.]+\().*", r"\2", line) for line in pair] for pair in pairs]
     alike = all(names[0].endswith("(") and names == names[:1] * 2 for names in called)
@@ -428,7 +428,7 @@ def with_unbroken_formulas(words: str) -> str:
 
 
 def break_lines(words: list[str], room: int) -> list[str]:
-    """Break the words into lines of at most `room` characters. Characters of an index or exponent count half."""
+    """Break the words into lines of at most `room` characters. Each character of an index or exponent counts half."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()
@@ -475,7 +475,7 @@ def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
 
 
 def _draw_entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
-    """Draw one line of the algorithm across all columns, centred at the height `middle`.
+    """Draw one line of the algorithm across all columns, centred at y = `middle`.
 
     `cells` is {column: lines of text}. The line's number is drawn in the colours of the tensors that the line computes.
     """

@@ -1,4 +1,4 @@
-"""Timeline of one program's copies and matmuls, first with one stage and then with three."""
+"""Timeline of one program's copies and matmuls, first with one stage and then with three stages."""
 
 from collections.abc import Generator, Mapping
 
@@ -26,7 +26,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 
 
 def one_by_one(block: Block, costs: rung_timeline.RungCosts, tiles: int) -> Generator[Wait]:
-    """Simulate a program that starts copying a tile only when it needs that tile, and then waits for the copy.
+    """Simulate a program that starts to copy a tile only when it needs the tile and then waits for the copy.
 
     `costs` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.
     """

@@ -1,4 +1,4 @@
-"""Diagram of how a program's index maps to its rows, and why the tile at the end of a tensor needs a mask."""
+"""Diagram of how a program's index determines its rows, and why the tile at the end of a tensor needs a mask."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 
 @style.picture
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
-    """Draw Q in memory with the next head after it, the offsets in the tile, and the tile that a masked load returns.
+    """Draw Q in memory with the next head after it, the offsets in the tile, and the tile returned by a masked load.
 
-    `exist` has one entry per row of the program, which is True if Q has this row.
+    `exist` has one entry for each of the program's rows, which is True if Q has that row.
     """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (
@@ -66,7 +66,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
 
 
 def _draw_tile(ax: style.Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
-    """Draw a tile with one line of boxes for each row of Q. A value of −1 stands for a masked element, shown as 0."""
+    """Draw a tile with one line of boxes for each row of Q. A value of −1 is a masked element, which is shown as 0."""
     for r, numbers in enumerate(values):
         fill = style.tint(style.hue("Q"), 0.45) if exist[r] else style.PAPER
         for c, n in enumerate(numbers):

@@ -13,12 +13,12 @@ FAST_PEERS = {  # the fastest other implementations, which have separate lanes i
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=5.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-SLOW_PEERS = ("FlexAttention", "torch flash")  # these have no lanes, because they are slower in almost all rows
+SLOW_PEERS = ("FlexAttention", "torch flash")  # without lanes, because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
 LEGEND = "Mark and number: median. Bar: all problems.\nOutlined row: slower, by median, than at least one."
-SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends on a page and on a phone, as shares of the width
-# The x-coordinates of the numbers, as shares of the picture's width.
+# The following x-coordinates are fractions of the picture's width.
+SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends, on a page and on a phone
 LANE, SLOWER = (0.787, 0.66), 0.99  # a lane's median on a page and on a phone; the count of slower problems
 LEGEND_STARTS = (
     (0.015, 0.21, 0.405),
@@ -169,7 +169,7 @@ def slower_implementations(rows: list[Ratios]) -> str:
 
 
 def draw_legend(ax: Axes, y: float, across: Transform) -> None:
-    """Draw the legend in a line at height y, with the mark and the name of each fast peer."""
+    """Draw the legend, with the mark and the name of each fast peer, in a line at height y."""
     narrow = style.is_narrow()
     for (peer, look), start in zip(FAST_PEERS.items(), LEGEND_STARTS[narrow], strict=True):
         ax.plot([start], [y], linestyle="none", transform=across, **look)
@@ -180,8 +180,8 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
     """Draw the range and the median of fa2_lab's speed relative to one implementation, with two numbers beside them.
 
     The numbers are the median, at `number_place` = (x, transform), and the number of problems on which fa2_lab is
-    slower. An arrowhead marks the end of a range that continues beyond the scale. If the median is beyond the scale,
-    the arrowhead has the full colour.
+    slower. An arrowhead marks the end of a range that continues beyond the scale. If the median is also beyond the
+    scale, the arrowhead is drawn in full colour.
     """
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))

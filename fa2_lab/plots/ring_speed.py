@@ -65,7 +65,7 @@ def short_length(N: int) -> str:
 def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting: str) -> style.Drawn:
     """Draw the speedup over one GPU by sequence length and, below it, the memory that each GPU needs.
 
-    `curves` is {number of GPUs: list of (N, speedup)}. `contiguous` is (number of GPUs, N, speedup) with the contiguous
+    `curves` is {number of GPUs: list of (N, speedup)}. `contiguous` is (number of GPUs, N, speedup) for the contiguous
     layout. `memory` is {number of GPUs: MiB per GPU}.
     """
     most = max(curves)

@@ -30,8 +30,8 @@ class Roof(NamedTuple):
 
     flops: float
     bytes: float
-    slope: str  # the label beside the sloping part
-    flat: str = ""  # the label at the flat part
+    slope: str  # the label of the sloping part
+    flat: str = ""  # the label of the flat part
     dashed: bool = False
 
 
@@ -77,7 +77,7 @@ def data(
 
 
 def join_with_and(words: list[str]) -> str:
-    """Join the words as in a sentence, such as "a, b and c"."""
+    """Join the words into an enumeration such as "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -205,7 +205,7 @@ def _describe_point(name: str, point: Point) -> str:
 def _label_roof(
     ax: style.Axes, roof: Roof, right: float, *, label_on_left: bool, flat_is_free: bool, has_limit: bool
 ) -> None:
-    """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one at its flat part.
+    """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one on its flat part.
 
     `label_on_left` puts the first label to the left of the sloping part instead of to its right. `flat_is_free` is
     True if no method is on the flat part, and `has_limit` is True if a second, lower limit is drawn as well.
@@ -216,7 +216,7 @@ def _label_roof(
     style.note(ax, shift * y / roof.bytes, y, roof.slope, ha=ha)
     flat = roof.flat if flat_is_free or not style.is_narrow() else re.sub(r" (?=\d)", "\n", roof.flat, count=1)
     if has_limit and style.is_narrow() and not flat_is_free:
-        flat = ""  # there is no room for the label beside the lower limit
+        flat = ""  # the lower limit leaves no room for the label
     place = (1.08, "bottom") if flat_is_free else (0.92, "top")
     style.note(ax, right / 1.05, place[0] * roof.flops, flat, ha="right", va=place[1])
 
@@ -252,7 +252,7 @@ def _draw_roof(
 
 
 def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, limit: float) -> None:
-    """Draw a dot for each method, and write the names in a column on the right that begins at x = `column`.
+    """Draw a dot for each method, and write its name in a column on the right, which begins at x = `column`.
 
     The name of a method that is too far from the column is written next to its dot. `roof` is the lowest ceiling,
     and `limit` is a second, lower limit on the tensor cores, or 0. Names avoid both of these lines.
@@ -290,9 +290,9 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
 
 
 def spread_labels(values: list[float], gap: float, top: float = inf) -> list[float]:
-    """Return the heights of labels for these values, in the same order, at least `gap` apart, and at most `top`.
+    """Return heights for the labels of these values: in the same order, at least `gap` apart, and none above `top`.
 
-    The heights are as close to the values as these conditions permit.
+    Under these conditions, the heights are as close to the values as possible.
     """
     order = sorted(range(len(values)), key=lambda n: values[n])
     pools: list[list[float]] = []  # groups of labels that touch; each group stays centred on its values

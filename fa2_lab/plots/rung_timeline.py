@@ -18,13 +18,13 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 
 LEAD_CLOCKS = 250  # clock cycles drawn before the first job that differs from the previous rung
-# The rungs from which, respectively, S starts early, programs are persistent, o is rarely rescaled, and programs have
-# three consumers.
+# The first rungs in which S starts early, programs are persistent, o is rarely rescaled, and programs have three
+# consumers.
 STARTS_S_EARLY, PERSISTENT, LETS_M_LAG, THREE_CONSUMERS = 20, 21, 22, 23
 
 
 class RungCosts(NamedTuple):
-    """A rung's number, the programs and consumers that share an SM, and the clock cycles per tile on each unit."""
+    """A rung's number, its programs and consumers per SM, and its clock cycles per tile on each unit."""
 
     number: int
     keys: int  # keys per tile
@@ -34,7 +34,7 @@ class RungCosts(NamedTuple):
     copy: float  # clock cycles to copy one tile of K or V
     rows: float  # clock cycles to copy one consumer's Q or O
     product: float  # clock cycles to compute one consumer's S or P V
-    softmax: float  # clock cycles for a consumer's instructions in most tiles, including those that start the matmuls
+    softmax: float  # clock cycles for a consumer's instructions, including the ones that start matmuls, in most tiles
 
 
 def rung_costs(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> RungCosts:
@@ -94,7 +94,7 @@ CHANGE_LABELS = {  # {rung: text beside the first changed box or below the copie
     19: "no test for the last key",
     22: "o is not rescaled",
 }
-# {rung: clock cycles to draw}, for rungs whose change is small within a tile.
+# {rung: clock cycles to draw}, for rungs whose change is small compared with a tile.
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}
 
 
@@ -198,7 +198,7 @@ class Program:
                     yield job.done()
 
     def arrival(self, tile: str) -> Wait:
-        """Return a Wait that ends when the tile's copy has arrived, even if the copy has not been started yet."""
+        """Return a Wait for the arrival of a tile, even if the copy of this tile has not been started yet."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
     def release(self, tile: str) -> None:
@@ -246,9 +246,9 @@ LOOKS = {
     "PV": "O",
     "P V": "O",
     "softmax": "P",
-    "": "P",  # a softmax job, whose label is only a number
+    "": "P",  # softmax jobs, whose labels are only numbers
     "row block": "m",
-}  # {label: tensor whose colour is used for the job}
+}  # {label: tensor in whose colour the job is drawn}
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
@@ -391,7 +391,7 @@ def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mappin
 
 
 def row_heights(rows: Iterable[str], faded: Sequence[str]) -> list[float]:
-    """Return the height of each row. If some units' rows are faded, the other rows are taller."""
+    """Return the height of each row. If the rows of some units are faded, the other rows are taller."""
     return [1.5 if faded and name and name.split(",")[0] not in faded else 1.0 for name in rows]
 
 
@@ -448,7 +448,7 @@ def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, f
 
 
 def letter_width() -> float:
-    """Return the width of a character as a share of the time axis."""
+    """Return the width of a character as a fraction of the time axis."""
     return 0.0252 if style.is_narrow() else 0.0135
 
 

@@ -1,4 +1,4 @@
-"""The pictures as a notebook shows them: as wide as the text, with a caption and an alternative text."""
+"""Pictures as a notebook shows them: as wide as the text, with a caption and an alternative text."""
 
 from base64 import b64encode
 from html import escape
@@ -12,7 +12,7 @@ from PIL import Image, ImageColor, ImageDraw
 
 from fa2_lab.plots.style import CARD, EDGE, headline_of
 
-SEVERAL = "pipelines", "rooflines", "rung_timeline", "waves"  # files that draw several pictures
+SEVERAL = "pipelines", "rooflines", "rung_timeline", "waves"  # files that each draw several pictures
 
 DENSITY = 2  # PNG pixels per page pixel
 MARGIN, ROUND = 16, 14  # the card's margin around the picture and its corner radius, in page pixels

@@ -43,8 +43,8 @@ def waves(heads: int, resident: int, N: int = 4096) -> int:
 def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: list[int], setting: str) -> style.Drawn:
     """Draw the model as an area and the measurements as bars that begin at 1.
 
-    `model` and `measured` are {heads: speedup}. `resident` holds the numbers of resident programs per SM before
-    and after the change.
+    `model` and `measured` are {heads: speedup}. `resident` lists the number of resident programs per SM before and
+    after the change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     counts = {heads: tuple(waves(heads, fit) for fit in resident) for heads in measured}
@@ -90,7 +90,7 @@ def _draw_table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: floa
     """Below each bar, write its number of heads and the number of waves that each rung needs.
 
     `counts` is {heads: (waves of the earlier rung, waves of the later rung)}. The later rung's number is bold if it is
-    larger. The table begins below the height `low`.
+    larger. The table begins below y = `low`.
     """
     names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.is_narrow() else NAMES
     for row, name in enumerate(names):

@@ -87,7 +87,7 @@ def _draw_maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
 
 
 def _draw_sum(ax: style.Axes, name: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
-    """Draw two levels per key block: the total after the multiplication by α, and after the new terms are added."""
+    """Draw two levels per key block: the total after it is multiplied by α, and after the new terms are added to it."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
     ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)

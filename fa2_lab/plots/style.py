@@ -43,14 +43,14 @@ PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
 OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength, the same on light and dark pages
+BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength; they are the same on light and dark pages
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the card's colour, which keeps pictures in notebooks readable on light and dark pages
 EDGE = "#D0D7DE"  # the colour of the line around the card
 TEXT_BACKGROUND = dict(
     facecolor=PAPER, edgecolor="none", pad=1.0
 )  # the background of text that is written across lines
-DASHED = (0, (3, 1.5))  # marks the edge of a gradient's box, and distinguishes l's line from m's
+DASHED = (0, (3, 1.5))  # for the edge of a gradient's box, and for the line of l beside that of m
 
 # Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, and hues of full
 # strength stay the same.
@@ -88,9 +88,9 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Wrap `draw` so that it draws in this style, writes ℓ for l in all text, and lays out the figure once.
+    """Wrap `draw` so that it draws in this style, shows the symbol l as ℓ in all text, and lays out the figure once.
 
-    With `narrow=True`, the wrapped function draws the same figure for a phone.
+    With `narrow=True`, the wrapped function draws a version of the figure that is sized for a phone.
     """
 
     @wraps(draw)
@@ -219,7 +219,7 @@ def new_figure(
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Set a figure's height in inches, preserving the gap and the space for a note below its headline."""
+    """Set a figure's height in inches without changing the gap and the space for a note below its headline."""
     figure.set_figheight(inches)
     gap = HEADLINE_GAP + sum(note.get_window_extent().height for note in figure.artists) / figure.dpi
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + TITLE_GAP / 2, rect=(0, 0, 1, 1 - gap / inches))
@@ -272,7 +272,7 @@ def shrink_height(figure: Figure) -> None:
 
 
 def strip_axes(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
-    """Set the axes' limits, and remove ticks and spines. `ylim` is (top, bottom)."""
+    """Set the axes' limits and remove ticks and spines. `ylim` is (top, bottom)."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
@@ -284,7 +284,7 @@ def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
 
 
 def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
-    """Write text near the position `at`, shifted right and up by `shift` points."""
+    """Write text near the position `at`, shifted to the right and up by `shift` = (x, y) points."""
     return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
 
 
@@ -403,7 +403,7 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 STYLE_SHEET = '<style type="text/css">'  # the start of matplotlib's own style sheet
-# An SVG file that is opened by itself follows the browser's dark mode.
+# With this rule, an SVG file that is opened on its own follows the browser's dark mode.
 STYLE_SHEET_WITH_SCHEME = f"{STYLE_SHEET}svg:root{{color-scheme: light dark}} "
 SHORTENINGS = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
     r"<!--.*?-->": "",

@@ -17,7 +17,7 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
     """Draw a Hopper SM and a Blackwell SM, from shared memory at the top to the exponential units at the bottom.
 
     `registers` maps each tensor to its KiB of registers on Hopper, and `words` maps each tensor to its columns of
-    tensor memory on Blackwell. This memory has `columns` columns, or `room` KiB. A row block has B rows.
+    tensor memory on Blackwell. Tensor memory has `columns` columns, which hold `room` KiB. A row block has B rows.
     """
     caption = (
         "Hopper keeps S and O in registers, and Blackwell has a tensor memory for them. On Hopper, a consumer keeps"

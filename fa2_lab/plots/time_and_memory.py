@@ -5,7 +5,7 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
-# {line in the picture: its name in the record of the ladder, of the times by sequence length, or of the memory}
+# {line in the picture: its name in the record}, for the records of the ladder, of the times by N, and of the memory
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1"}
 OVER_N = {"FA2": "torch flash", "ours": "fa2_lab"}
 MEMORY = {"standard": "torch math", "FA2": "torch flash", "ours": "fa2_lab"}
@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return times in ms for 16,384 tokens in sequences of length N, and each sequence's memory in MiB.
+    """Return the times in ms for 16,384 tokens in sequences of length N, and the memory in MiB for one sequence.
 
     The memory does not include the inputs.
     """

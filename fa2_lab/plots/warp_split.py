@@ -65,9 +65,9 @@ def _draw_operands(ax: style.Axes, scheme: str, W: int) -> None:
 def _draw_matrix(
     ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int
 ) -> None:
-    """Draw one matrix: as a whole if all warps read it, and otherwise cut into slices that are numbered by warp.
+    """Draw one matrix: whole if all warps read it, otherwise cut into slices that are numbered by warp.
 
-    `split` is "whole", "rows", "columns" or "layers". With "layers", each warp has a partial result of full size.
+    `split` is "whole", "rows", "columns" or "layers". With "layers", each warp has a full-size partial result.
     """
     style.note(ax, x + w / 2, y - 0.12, name, ha="center", va="bottom")
     if split == "whole":

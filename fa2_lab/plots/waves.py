@@ -18,7 +18,7 @@ def data(picture_name: str = "orders") -> dict:
 def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     """Return four schedules of `heads` heads on an H100 with one resident thread block per SM.
 
-    The schedules are FA1 and FA2 without a mask, and FA2 under the causal mask in two launch orders.
+    The schedules are those of FA1 and FA2 without a mask, and of FA2 under the causal mask in two launch orders.
     """
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {
@@ -54,7 +54,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """Return two schedules of 64 column blocks of the backward pass on an H200: whole, and in halves (chapter 13)."""
+    """Return two schedules of a backward pass on an H200 (chapter 13), with 64 column blocks and with their halves."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
@@ -115,7 +115,7 @@ def _draw_blocks(ax: style.Axes, schedule: Schedule) -> None:
 
 
 def _mark_end(ax: style.Axes, schedule: Schedule, last: float) -> None:
-    """Draw a line at the end of the last block, and note the number of SMs that never ran a block."""
+    """Draw a line at the end of the last block, and write the number of SMs that never ran a block."""
     end = schedule.makespan
     ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)
     text_left_of_end = end > 0.8 * last

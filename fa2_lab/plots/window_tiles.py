@@ -1,4 +1,4 @@
-"""Diagram of the tiles that are needed for a window plus the first keys, and of those that a causal loop visits."""
+"""Diagram of two sets of tiles: those needed for a window plus the first keys, and those that a causal loop visits."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
-    """Return the kind of each tile for N queries, and the numbers of tiles visited and needed for each of LENGTHS.
+    """Return the kind of each tile for N queries, and the numbers of tiles visited and needed for each N in LENGTHS.
 
     A query sees itself, the `left` keys before it, and the first `first` keys.
     """

@@ -8,7 +8,7 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(T: int = 4, B: int = 64) -> dict:
-    """Return each tile's worker and the workers that add to each block of dQ, for T × T tiles of B × B scores."""
+    """Return each tile's worker and the workers that add to each block of dQ, for T × T tiles of B × B scores each."""
     tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
     owners = {
         (direction, c): grid.owners(t, direction) for direction in ("forward", "backward") for c, t in tilings.items()

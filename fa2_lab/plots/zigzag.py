@@ -1,4 +1,4 @@
-"""Diagram of the rows of each rank if shards are contiguous, and if they pair a front piece with a back piece."""
+"""Diagram of each rank's rows if its shard is contiguous, and if its shard pairs a front piece with a back piece."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Return, for each layout, which rank computes each (Q piece, K piece) pair, and how many tiles each rank has."""
+    """Return, for each layout, which rank computes each (Q piece, K piece) pair, and each rank's number of tiles."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {
         layout: ring.tiles_per_step(even_lengths(N, ranks), layout, causal=True, B_r=B, B_c=B).sum(axis=1).tolist()

@@ -47,7 +47,7 @@ def head_inputs(
     dropout: Dropout,
     score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return Q (N_q, d), K and V (N_k, d) of one head as float64 arrays, and the scale τ as a float.
+    """Return one head's Q (N_q, d) and K, V (N_k, d) as float64 arrays, and the scale τ as a float.
 
     If tau is None, the scale is 1/√d. Raise an error if an argument is invalid, including dropout or score_options of
     the wrong type.

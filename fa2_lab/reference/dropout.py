@@ -31,7 +31,7 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the 32-bit dropout threshold. An entry is dropped if its random word is below the threshold."""
+    """Return the threshold for dropout with probability p. An entry whose 32-bit random word is smaller is dropped."""
     return int(p * 2.0**32)
 
 

@@ -36,8 +36,8 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 2 of FA1 for one head. Return O (N_q, d), the row sums l (N_q,) and the row maxima m (N_q,).
 
-    Pass either the block sizes B_r and B_c or M, the number of elements that fit on chip, from which the block sizes
-    are computed. `dropout` holds the generator's state R, which the backward pass also needs.
+    Pass either the block sizes B_r and B_c, or the number M of elements that fit on chip. The block sizes are then
+    computed from M. `dropout` holds the generator's state R, which the backward pass also needs.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop  # FA1.A2.L1
@@ -90,7 +90,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run Algorithm 4 of FA1 for one head. Return dQ, dK and dV, given O, l, m and the forward pass's options."""
+    """Run Algorithm 4 of FA1 for one head. Return dQ, dK and dV, given O, l, m and the options of the forward pass."""
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
     l, m = checks.one_per_row(Q, l=l, m=m)

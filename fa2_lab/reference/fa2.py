@@ -27,7 +27,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run Algorithm 1 of FA2 for one head, and return O (N_q, d) and the log-sum-exp L (N_q,)."""
+    """Run Algorithm 1 of FA2 for one head and return O (N_q, d) and the log-sum-exp L (N_q,)."""
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
@@ -76,7 +76,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run Algorithm 2 of FA2 for one head, and return dQ, dK and dV. Column blocks are independent except for dQ.
+    """Run Algorithm 2 of FA2 for one head and return dQ, dK and dV. Column blocks are independent except for dQ.
 
     A sink in `score_options` is ignored, because L already includes it. scores.sink_backward() computes its gradient.
     """

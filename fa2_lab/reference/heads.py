@@ -25,7 +25,7 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the forward pass of a stage on all heads, and return O (batch, heads, N_q, d) and L (batch, heads, N_q).
+    """Run the forward pass of a stage on all heads and return O (batch, heads, N_q, d) and L (batch, heads, N_q).
 
     k and v may have fewer heads than q. Any other keyword arguments are passed on to each_head().
     """
@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return a list with one entry per head. No sink, or a sink of −∞, becomes None."""
+    """Check the sinks and return a list of each head's sink, which is None if there is no sink or the sink is −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -1,7 +1,7 @@
 """Standard attention, which computes S, P and O one after another and stores S and P at their full size N_q × N_k.
 
 This module also contains the forward and backward passes from appendices B.1 and B.2 of the FA1 paper. They need only
-O(N) extra memory, but recompute every entry of P whenever it is needed.
+O(N) extra memory but recompute every entry of P whenever it is needed.
 """
 
 import numpy as np

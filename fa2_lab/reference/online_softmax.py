@@ -1,4 +1,4 @@
-"""Softmax over keys that are processed in blocks: a state with three fields, and the operations on this state.
+"""Softmax over keys that are processed in blocks: a state with three fields and the operations on this state.
 
 The same operation, `merge`, combines results across loop iterations, across the warps of a thread block, across key
 splits on one GPU, and across the GPUs in a ring.
@@ -60,7 +60,7 @@ class SoftmaxState:
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
         """Return the state after one more block of scores s (B_r, B_c) and values v (B_c, d).
 
-        z holds the dropout factors (B_r, B_c), or is None if there is no dropout.
+        z contains the dropout factors (B_r, B_c) and is None if there is no dropout.
         """
         m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
         p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)

@@ -1,9 +1,9 @@
-"""Geometry of a sequence sharded across ranks: which rows each rank holds, and which keys of other ranks they see.
+"""Geometry of a sequence sharded across ranks: which rows a rank holds, and which keys of other ranks these rows see.
 
 A rank's shard consists of one or two pieces of the sequence, depending on the layout:
 
 contiguous   rank r holds the r-th piece of the sequence
-zigzag       rank r holds the r-th piece from the front and the r-th from the back, to balance the causal work
+zigzag       rank r holds the r-th piece from the front and the r-th piece from the back, which balances the causal work
 
 Like a tile in tiles.py, the pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. The rows
 within a rank keep the order of the sequence. In the zigzag layout, if a rank has an odd number of rows, its front piece
@@ -80,7 +80,7 @@ def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, ca
 
 
 def halves(length: int, causal: bool) -> list[ShardTile]:
-    """Split the attention of a rank's queries to its own keys into two calls of about equal cost, and return the calls.
+    """Split the attention of a rank's queries to its own keys into two calls of about equal cost and return the calls.
 
     Under a causal mask, the first call covers the first three quarters of the rows, which account for 9/16 of the work.
     In each call, the last query is aligned with the last key, as in any causal call.

@@ -31,16 +31,16 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """Raised if a request cannot be met. The message is a single sentence that says what to do instead."""
+    """Raised if a request cannot be met. The message is a single sentence that tells the user what to do instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Return 0 for success, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
+    """Run the command line. Return 0 for success, 1 for a failed check, 2 for invalid arguments, and 130 for Ctrl-C."""
     if sys.stdout is None:  # stdout was already closed when the command started
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # if the terminal cannot display τ, print ? instead of failing
+            stream.reconfigure(errors="replace")  # if the terminal cannot display τ, print ? in its place
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command, and convert a ValueError or a missing package into a Refused that explains what to do.
+    """Run a command and convert a ValueError or a missing package into a Refused that explains what to do.
 
     `main` takes no arguments and returns the function that runs the command on `argv`.
     """
@@ -185,7 +185,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
 
 
 def show_glossary(arguments: argparse.Namespace) -> int:
-    """Print one term of the glossary, or all terms if none is named."""
+    """Print one term of the glossary, or all terms if no term is given."""
     if arguments.term is not None and arguments.term not in GLOSSARY:
         raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, GLOSSARY)}")
     for term in GLOSSARY.values():

@@ -33,7 +33,7 @@ class Environment:
     gpu: str = ""  # the name of the GPU
     capability: float = 0.0
     driver: str = ""
-    gpu_node: bool = False  # whether the system reports a GPU, even one that torch cannot use
+    gpu_node: bool = False  # whether the system reports a GPU, which torch may be unable to use
     asked: str = ""  # the value of TRITON_INTERPRET before the command ran
     untested: str = ""  # installed versions with which the kernels were not tested
     misfit: str = ""  # which installed versions do not work together, and what to install instead
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def inspect_environment() -> Environment:
-    """Return this machine's Environment. Read TRITON_INTERPRET first because importing the kernels may set it."""
+    """Return this machine's Environment. TRITON_INTERPRET is read first, because importing the kernels may set it."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # Triton accepts these words
     from fa2_lab.kernels import triton_versions
@@ -134,12 +134,12 @@ def serving(environment: Environment) -> dict[str, str]:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, such as (2, 15) for "2.15.0+cpu", or () if there is no version."""
+    """Return the first two numbers of a version, such as (2, 15) for "2.15.0+cpu", or () if the version is empty."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return which of the installed versions of torch and Triton the kernels were not tested with, or "" if none.
+    """Return the installed torch and Triton versions with which the kernels were not tested, or "" if there are none.
 
     `versions` lists the tested versions of Triton.
     """
@@ -152,7 +152,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Return "on" or "off" for Triton's interpreter, followed by the reason."""
+    """Return "on" or "off" for the state of Triton's interpreter, followed by the reason."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:
@@ -163,7 +163,7 @@ def interpreted(environment: Environment) -> str:
 
 
 def advice(environment: Environment) -> str:
-    """Return the most urgent advice as a sentence, or a sentence that begins with FINE if nothing is wrong."""
+    """Return the most urgent advice as a sentence. If nothing is wrong, the sentence begins with FINE."""
     if not environment.torch:
         return "torch is not installed, but the NumPy reference works. For attention, pip install 'fa2-lab[kernels]'"
     if not environment.triton:

@@ -2,7 +2,7 @@
 
 fa2-lab examine mine.py:attention           report the mistake, the size of its error, a small input that shows it, and
                                             what to read
-fa2-lab examine mine.py:attention --quick   skip long sequences, and stop calling the function after ten seconds
+fa2-lab examine mine.py:attention --quick   skip long sequences and stop calling the function after ten seconds
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ The function runs in a child process. If it ends this process, the command repor
 
 
 def main(argv: list[str]) -> int:
-    """Examine the function that the command line names, and print the report.
+    """Examine the function that the command line names and print the report.
 
-    Return 0 if the function is correct, and 1 if it is not. Raise a ValueError if it cannot be examined.
+    Return 0 if the function is correct, and 1 if it is not. Raise a ValueError if the function cannot be examined.
     """
     parser = argparse.ArgumentParser(
         prog="fa2-lab examine", description="Find out which known mistake an attention function makes.", epilog=VERDICTS
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
 
 
 def report_to(parent: Connection, a: argparse.Namespace) -> None:
-    """Examine the function that the arguments `a` name, and send messages to the process at the other end of `parent`.
+    """Examine the function that the arguments `a` name and send messages to the process at the other end of `parent`.
 
     A message (case, "", 0) precedes each call of the function. The last message is ("", report text, exit code).
     """
@@ -100,7 +100,7 @@ def report_to(parent: Connection, a: argparse.Namespace) -> None:
 
 
 def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], object]) -> tuple[str, int]:
-    """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not.
+    """Return a text report on a function and an exit code, which is 0 if the function is correct and 1 if it is not.
 
     before_call() is called with each case before the function runs on it.
     """
@@ -117,7 +117,7 @@ def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], objec
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE, and return (NAME, VALUE). A VALUE that is not a Python literal is returned as a string."""
+    """Parse NAME=VALUE and return (NAME, VALUE). A VALUE that is not a Python literal is returned as a string."""
     name, _, value = text.partition("=")
     try:
         return name, literal_eval(value)

@@ -1,4 +1,4 @@
-"""`fa2-lab figures`: draw every picture, with its description, into figures/, and write a page that shows them all."""
+"""`fa2-lab figures`: draw every picture with its description into figures/ and write a page that shows all of them."""
 
 import argparse
 import os
@@ -97,7 +97,7 @@ SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
 def build(folder: Path, names: list[str] | None = None) -> None:
-    """Draw the named pictures, or all pictures if `names` is empty, and write the page that shows all of them."""
+    """Draw the named pictures, or all pictures if `names` is empty, and write the page that shows every picture."""
     if not names or "poster" in names:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
@@ -111,7 +111,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def with_source(figure: Figure, alt: str) -> bytes:
-    """Return the figure as SVG, whose last line names the project, its licence and, for measurements, the GPU."""
+    """Return the figure as an SVG whose last line names the project, its licence and, for measurements, the GPU."""
     gpu = re.search(r"NVIDIA \w+", figure.get_label())
     return style.svg(figure, alt, "fa2_lab, CC BY 4.0" + (f", measured on an {gpu[0]}" if gpu else ""))
 
@@ -124,7 +124,7 @@ def stacked(hero: str) -> str:
 
 
 def build_posters(folder: Path) -> None:
-    """Draw the two posters, each as SVG and as PDF."""
+    """Draw the two posters, each as an SVG and a PDF file."""
     for name, tag in SHEETS.items():
         figure, alt = poster.draw(**poster.data(tag), site=os.environ.get("SITE", ""))
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
@@ -132,7 +132,7 @@ def build_posters(folder: Path) -> None:
 
 
 def pdf(figure: Figure) -> bytes:
-    """Return a figure as PDF, with its fonts embedded."""
+    """Return a figure as a PDF file with embedded fonts."""
     with matplotlib.rc_context(style.RC | {"pdf.fonttype": 42}):
         out = BytesIO()
         plain = dict.fromkeys(("CreationDate", "Creator", "Producer"))
@@ -141,7 +141,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the names of the pictures to draw: `names`, or all if it is empty. Raise an error for an unknown name."""
+    """Return the names of the pictures to draw: `names` or, if it is empty, all. Raise an error for an unknown name."""
     pictures = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(pictures)
     if unknown:
@@ -182,7 +182,7 @@ def gallery_page(folder: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Draw the pictures that the command line names, and return 0."""
+    """Draw the pictures that the command line names and return 0."""
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="the names of the pictures to draw (default: all)")
     parser.add_argument("--folder", type=Path, help="the folder to write to (default: figures/ of the checkout)")

@@ -92,7 +92,7 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled rung's property, such as "registers", as "a/b": a without a mask, b with a causal mask."""
+    """Return a compiled rung's property, such as "registers", as "a/b": a without a mask, and b with a causal mask."""
     facts = [reasons.compiled_rungs().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
@@ -185,7 +185,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return text about the change from rung `old` to `new`: what limits `old`, the hypothesis, and the speedups."""
+    """Return text about the change from rung `old` to `new`: the limit of `old`, the hypothesis, and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -233,7 +233,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return text with the speeds of two rungs on all recorded problems, and how their code and counters differ.
+    """Return text about two rungs: their speeds on all recorded problems, and how their code and counters differ.
 
     A counter is shown only if it changed by more than 10%.
     """

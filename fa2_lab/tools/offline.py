@@ -1,10 +1,10 @@
-"""Functions that compile kernels for any GPU, present or not, and report their use of registers and memory.
+"""Functions that compile kernels for any GPU, even an absent one, and report their use of registers and memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
     report(kernel)
 
-Tensors may be on any device. A process can compile for one target only, and cannot use Triton's interpreter.
+Tensors may be on any device. A process can compile for only one target and cannot use Triton's interpreter.
 """
 
 import re
@@ -28,7 +28,7 @@ def compile_for(chip: str) -> None:
 
 
 class Absent:
-    """A stand-in for the driver of an absent GPU. It names its target, but cannot launch a kernel."""
+    """A stand-in for the driver of an absent GPU. It names its target but cannot launch a kernel."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -60,7 +60,7 @@ def report(kernel: Any) -> dict[str, int]:
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return a cubin's resource usage, and its SASS with source-line annotations.
+    """Return a cubin's resource usage and its SASS with source-line annotations.
 
     Two NVIDIA tools that ship with Triton print these texts. The result is cached because nvdisasm spends most of each
     run starting up.

@@ -1,4 +1,4 @@
-"""`fa2-lab ladder 08 --run`: check one rung of the ladder, and print its compiled resources and its time."""
+"""`fa2-lab ladder 08 --run`: check one rung of the ladder and print its compiled resources and its time."""
 
 from functools import partial
 from typing import Any

@@ -90,7 +90,7 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 
 def forward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
-    """Run the forward pass of a stage, and return pairs (computed, expected) for O and L."""
+    """Run the forward pass of a stage and return pairs (computed, expected) for O and L."""
     outputs = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
     return pairs(outputs, problem.right("O L"))
 
@@ -103,7 +103,7 @@ def backward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
 
 
 def grouped_heads(trace: Trace) -> Pairs:
-    """Run both passes for two query heads that share one K/V head, whose dK and dV are sums over both query heads."""
+    """Run both passes for two query heads that share one K/V head, so that dK and dV are sums over both query heads."""
     return forward("fa2", GROUPED, trace) + backward("fa2", GROUPED, trace)
 
 
@@ -138,7 +138,7 @@ def closed_forms(trace: Trace) -> Pairs:
 
 
 def warp_scheme(scheme: Callable[..., warps.BlockRun], trace: Trace) -> Pairs:
-    """Run one thread block with four warps, which divide rows or keys according to `scheme`."""
+    """Run one thread block whose four warps divide the rows or the keys according to `scheme`."""
     tiling = Tiling(N, N, B_R, B_C)
     block = scheme(*PLAIN.head, tiling, 1, 4)
     return pairs((block.O, block.L), [x[0, 0, tiling.rows(1)] for x in PLAIN.right("O L")])
@@ -203,7 +203,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one stage. If the stage was skipped or failed, `note` is the reason.
+    """The outcome of one stage. If the stage was skipped or failed, `note` gives the reason.
 
     A skipped stage counts as ok.
     """
@@ -227,7 +227,7 @@ def run(stage: Stage) -> Outcome:
         device = stage.device()
     except Skipped as reason:
         return Outcome(stage.name, note=f"skipped: {reason}")
-    except Exception as failure:  # one broken stage must not hide the results of the others
+    except Exception as failure:  # one broken stage must not hide the results of the other stages
         return Outcome(stage.name, ok=False, note=f"FAILED: {type(failure).__name__}: {failure}".splitlines()[0])
     error = max(distance(computed, right) for computed, right in results)
     return Outcome(stage.name, error, trace, seconds, device, ok=bool(error <= stage.tolerance))

@@ -1,4 +1,4 @@
-"""Functions that compile a kernel for any chip, present or not, and return the resulting code and its properties.
+"""Functions that compile a kernel for any chip, even an absent one, and return the resulting code and its properties.
 
 from fa2_lab.tools.xray import xray
 for kernel in xray("r09", chip="sm_90"):

@@ -1,4 +1,4 @@
-"""`fa2-lab xray NAME`: compile a kernel for any chip, present or not, and print the result."""
+"""`fa2-lab xray NAME`: compile a kernel for any chip, even an absent one, and print the result."""
 
 import argparse
 

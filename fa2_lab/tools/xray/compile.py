@@ -21,7 +21,7 @@ CHIPS = {
     "gfx942": "MI300",
 }
 ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # shared-memory KiB per block
-STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order of compilation; for AMD, "sass" is amdgcn code
+STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order of compilation; for AMD, "sass" stands for amdgcn code
 PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # the compiler options that a launch may set
@@ -105,7 +105,7 @@ def reason(complaint: str) -> str:
     """Return the line of an error message that gives the reason.
 
     This line is the assembler's error, if there is one, and otherwise the last line. If the last line only marks a
-    position in a kernel, return the first error together with that position.
+    position in a kernel, the first error is returned together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton's message ends with a line of the kernel, which follows the first error

@@ -24,7 +24,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
     here, inlined, product = None, False, None
     for line in offline.read(cubin)[1].splitlines():
         if mark := MARK.search(line):
-            if not inlined:  # the first annotation names the line itself, and later ones name its callers
+            if not inlined:  # the first annotation names the line itself, and later annotations name its callers
                 here = f"{Path(mark[1]).name}:{mark[2]}"
             inlined = bool(mark[3])
         elif here and (instruction := INSTRUCTION.match(line)):
@@ -35,7 +35,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """Return, as text, the machine instructions of the Triton lines that compute line `tag` of a paper."""
+    """Return text that lists the machine instructions of the Triton lines that compute line `tag` of a paper."""
     line = where(tag)
     if not line.first_triton:
         raise ValueError(f"{line.tag} has no Triton line: {line.no_triton}")
@@ -46,7 +46,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Return a summary of one line of code: how often each machine instruction occurs, and the first few of them."""
+    """Return a summary of one line of code: the count of each machine instruction, and the first few instructions."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

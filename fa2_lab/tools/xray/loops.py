@@ -1,11 +1,11 @@
-"""Find the loops with matmuls in a kernel's machine code, and count their instructions per score."""
+"""Find the loops with matmuls in a kernel's machine code and count their instructions per score."""
 
 import re
 from typing import NamedTuple
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
 LABEL = re.compile(r"^\s*(\.L_x_\d+):")
-BRANCH = re.compile(r"^@\S+ .*\bBRA\b.*`\((\.L_x_\d+)\)")  # conditional branches, since all others return from waits
+BRANCH = re.compile(r"^@\S+ .*\bBRA\b.*`\((\.L_x_\d+)\)")  # only conditional branches; all others return from waits
 PRODUCTS = (  # (matmul instruction, number of warps that execute it together: four on Hopper)
     (re.compile(r"\bHGMMA\.(\d+)x(\d+)x(\d+)"), 4),
     (re.compile(r"\bHMMA\.(16)(8)(16|8)\b"), 1),

@@ -22,7 +22,7 @@ launched, asked = dict[str, Any](), dict[str, Any]()  # {kernel name: compiled k
 
 
 def compile_only(run: Callable) -> Callable:
-    """Return a substitute for JITFunction.run that only compiles a kernel, and stores it in `launched`."""
+    """Return a substitute for JITFunction.run that only compiles a kernel and stores it in `launched`."""
 
     def compiled(self: Any, *arguments: Any, grid: Any, warmup: Any, **options: Any) -> None:
         launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
@@ -74,10 +74,10 @@ def read(name: str, kernel: Any) -> dict:
 
 
 def main(job: dict) -> list[list[dict]]:
-    """Compile a call once for each entry of job["launches"], and return one list of kernels per entry."""
+    """Compile a call once for each entry of job["launches"] and return one list of kernels per entry."""
     chip = job["chip"]
     offline.compile_for(chip)
-    triton_versions.add_newest_names()  # a user's file may use the names of the newest Triton
+    triton_versions.add_newest_names()  # a user's file may use names from the newest version of Triton
     properties: Any = SimpleNamespace(multi_processor_count=SMs)
     torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)
