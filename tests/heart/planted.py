@@ -54,7 +54,6 @@ class Fault(NamedTuple):
         return found[0][:2]
 
 
-
 def faults() -> list[Fault]:
     """Return the faults of planted.txt."""
     made, part, tests = [], "", ()
