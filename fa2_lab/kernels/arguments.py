@@ -43,11 +43,6 @@ class Options(NamedTuple):
     bias: Any = None
 
     @property
-    def needs_portable(self) -> bool:
-        """Whether the call uses dropout or a bias, which only the portable kernels support."""
-        return self.dropout_p > 0 or self.bias is not None
-
-    @property
     def has_window(self) -> bool:
         """Whether a window, rather than just the causal mask, limits the columns that rows see."""
         return self.left is not None or self.right is not None

@@ -54,9 +54,9 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     portable_fallback = partial(prepare_portable_forward, options=options)
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
-        assert not options.needs_portable, "the portable kernels do not read pages"
+        assert not needs_portable(tensors, options), "the portable kernels do not read pages"
         return with_fallback("decode over pages", decode.prepare(tensors, options))
-    if tensors.cu_seqlens_q is None and not options.needs_portable and decode.is_decode(q, k, options.num_splits):
+    if decode_supports(tensors, options) and decode.is_decode(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
     hopper = hopper_module("forward", q.device) if hopper_supports(tensors, options) else None
     call = hopper.prepare(tensors, options) if hopper is not None and hopper.enough_work(q, k) else None
@@ -137,15 +137,26 @@ def bias_suffix(options: Options) -> str:
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
-# Calls that the Hopper kernels support --------------------------------------------------------------------------
+# Calls that the other kernels support ---------------------------------------------------------------------------
+
+
+def needs_portable(tensors: Tensors, options: Options) -> bool:
+    """Return whether only the portable kernels support a call, which is the case for dropout and for a bias."""
+    return tensors.seed is not None or options.bias is not None
+
+
+def decode_supports(tensors: Tensors, options: Options) -> bool:
+    """Return whether the decode kernels support a call whose keys are not in pages: none with packed sequences."""
+    return tensors.cu_seqlens_q is None and not needs_portable(tensors, options)
 
 
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
     """Return whether the Hopper kernels support a call with these options and optional tensors.
 
-    The Hopper kernels do not support dropout, a bias, a softcap or sinks. If `exclude_hopper` is set, return False.
+    They support neither a softcap nor sinks. If `exclude_hopper` is set, return False.
     """
-    return not (options.needs_portable or options.exclude_hopper) and options.softcap is tensors.sinks is None
+    excluded = options.exclude_hopper or needs_portable(tensors, options)
+    return not excluded and options.softcap is tensors.sinks is None
 
 
 def hopper_module(direction: str, device: torch.device) -> ModuleType | None:

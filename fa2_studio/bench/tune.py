@@ -103,16 +103,15 @@ def kernel_caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Cal
     given = Tensors(Q, K, V)
     O, L = forward.prepare(given, options)(given)
     D, scratch = torch.empty_like(L), torch.empty_like(Q)
-    dL = key_lengths = seed = cu_seqlens_q = cu_seqlens_k = None
-    plain = key_lengths, seed, cu_seqlens_q, cu_seqlens_k
+    dL, optional = None, backward.optional_tensors(given)
 
     def dq(config, dQ: torch.Tensor) -> Callable:
         launch = backward.prepare_dq(dO, O, given, options, config)
-        return lambda: launch(Q, K, V, O, dO, L, dL, D, dQ, *plain) or (dQ,)
+        return lambda: launch(Q, K, V, O, dO, L, dL, D, dQ, *optional) or (dQ,)
 
     def dkdv(config, dK: torch.Tensor, dV: torch.Tensor) -> Callable:
         launch = backward.prepare_dkdv(dO, given, options, config)
-        return lambda: launch(Q, K, V, dO, L, D, dK, dV, *plain) or (dK, dV)
+        return lambda: launch(Q, K, V, dO, L, D, dK, dV, *optional) or (dK, dV)
 
     def make(config):
         if kernel == "forward":

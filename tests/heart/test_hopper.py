@@ -101,22 +101,36 @@ ASKED = dict(dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3)
 ASKED |= dict(portable=dict(exclude_hopper=True))
 
 
-SUPPORTED = {"causal", "scale", "left", "right", "dominant_sequence", "in_custom_op"}  # by the Hopper kernels
-SUPPORTED |= {"q", "k", "v", "key_lengths", "cu_seqlens_q", "cu_seqlens_k"}
-ELSEWHERE = {"num_splits", "block_table"}  # only the decode kernels read these
-ELSEWHERE |= {"reference", "seed"}  # a call of the reference has no kernel, and dropout_p is refused with its seed
+# The tensors and options with which each function answers True. `exclude_hopper` does not concern decode. The others of
+# the last line never come alone: dropout_p comes with a seed, cu_seqlens_k with cu_seqlens_q, and a call with a block
+# table, or one of the reference, is not asked about.
+SUPPORTED = {"q", "k", "v", "key_lengths", "causal", "scale", "left", "right", "dominant_sequence", "in_custom_op"}
+SUPPORTED |= {"num_splits", "dropout_p", "cu_seqlens_k", "block_table", "reference"}
+SUPPORTED_BY = dict(hopper_supports=SUPPORTED | {"cu_seqlens_q"})
+SUPPORTED_BY |= dict(decode_supports=SUPPORTED | {"sinks", "softcap", "exclude_hopper"})
 
 
+@pytest.mark.parametrize("supports", SUPPORTED_BY)
 @pytest.mark.parametrize("name", Tensors._fields + Options._fields)
-def test_the_hopper_kernels_support_or_refuse_each_tensor_and_option(name):
-    """If a new field fails here, the Hopper kernels would ignore it. Refuse it in hopper_supports(), or compute it."""
+def test_the_other_kernels_support_or_refuse_each_tensor_and_option(name, supports):
+    """If a new field fails here, some kernels would ignore it. Name it in needs_portable(), or compute with it."""
     q = torch.empty(1, 1, 80, 64)
     tensors, options = Tensors(q, q, q), Options(False, 0.5)
     if name in Tensors._fields:
         tensors = tensors._replace(**{name: q})
     else:
         options = options._replace(**{name: 1})
-    assert dispatch.hopper_supports(tensors, options) is (name in SUPPORTED | ELSEWHERE)
+    assert getattr(dispatch, supports)(tensors, options) is (name in SUPPORTED_BY[supports])
+
+
+def test_dispatch_asks_before_it_chooses_decode(monkeypatch):
+    """A call that decode does not support goes to the portable kernels, even if decode would be the fastest."""
+    monkeypatch.setattr(dispatch.decode, "is_decode", lambda *_: True)
+    for name in ("decode", "portable"):
+        monkeypatch.setattr(getattr(dispatch, name), "prepare", lambda *_, name=name: lambda tensors: name)
+    q = torch.empty(1, 1, 80, 64)
+    asked = Tensors(q, q, q), Tensors(q, q, q, seed=q), Tensors(q, q, q, cu_seqlens_q=q)
+    assert [dispatch.forward(tensors, Options(False, 0.5)) for tensors in asked] == ["decode", "portable", "portable"]
 
 
 @pytest.mark.parametrize("packed", (False, True), ids=("", "packed"))

@@ -118,7 +118,10 @@ def test_paper_tags_name_existing_lines():
 
 
 CALLS = "attention", "attention_packed", "attention_paged"
-OF_OTHERS = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "softcap", "dropout_p", "block_table", "scale"}
+# The arguments of flash_attn_func(), flash_attn_varlen_func() and flash_attn_with_kvcache() that are also ours.
+FLASH_ATTN = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "causal", "softcap", "block_table"}
+FLASH_ATTN |= {"num_splits"}
+OWN = {"window", "sinks", "bias", "key_lengths", "seed", "backend", "k_pages", "v_pages"}  # differ, or exist only here
 
 
 def types_of(source: str) -> set[str]:
@@ -149,15 +152,21 @@ def test_type_names_are_unique():
 
 
 def test_public_arguments_have_the_same_names_as_in_torch_and_flash_attn():
-    """A name means one thing: wherever it is an argument, it takes the same."""
+    """Wherever a name is an argument of our calls, it also takes the same type."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
     import fa2_lab
 
+    documented = torch.nn.functional.scaled_dot_product_attention.__doc__ or ""
+    in_torch = {*re.findall(r"(\w+)=", documented.partition("->")[0]), *signature(flex_attention).parameters}
     meaning: dict[str, set[frozenset]] = {}
     for call in CALLS:
         for name, parameter in signature(getattr(fa2_lab, call)).parameters.items():
             types = get_args(parameter.annotation) or [parameter.annotation]
             meaning.setdefault(name, set()).add(frozenset(types) - {type(None)})
-    assert not {name: kinds for name, kinds in meaning.items() if len(kinds) > 1} and meaning.keys() >= OF_OTHERS
+    assert not {name: kinds for name, kinds in meaning.items() if len(kinds) > 1}
+    assert meaning.keys() - in_torch - FLASH_ATTN == OWN and meaning.keys() >= FLASH_ATTN and not in_torch & OWN
 
 
 def pyproject() -> dict:

@@ -310,7 +310,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
-        optional = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
+        optional = optional_tensors(tensors)
         D, dQ, dK, dV = torch.empty_like(L), contiguous_like(Q), contiguous_like(K), contiguous_like(V)
         with launch.on_device_of(Q):
             dq_launch(Q, K, V, O, dO, L, dL, D, dQ, *optional)
@@ -318,6 +318,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
         return dQ, dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
 
     return call
+
+
+def optional_tensors(tensors: Tensors) -> tuple[Tensor | None, ...]:
+    """Return the last pointers that both backward kernels take, each of which may be None."""
+    return tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
