@@ -1,8 +1,8 @@
 """Attention in Triton and in Gluon.
 
-When first imported, this package enables Triton's interpreter if there is no GPU, and it makes Triton fuse
-multiplications and additions into FMAs, which the kernels require. Triton 3.9 still generates FMAs by default, but
-warns that a later version will not.
+The first import of this package enables Triton's interpreter if there is no GPU. It also makes Triton fuse
+multiplications and additions into FMAs, as the kernels require. Triton 3.9 still does so by default, but warns that a
+later version will not.
 """
 
 import os

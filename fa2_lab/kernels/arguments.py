@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Tensors(NamedTuple):
-    """The tensors of a call. A field is None if the call lacks that tensor."""
+    """The tensors of a call. A field is None if the call has no such tensor."""
 
     q: Tensor
     k: Tensor
@@ -31,12 +31,12 @@ class Options(NamedTuple):
     scale: float
     dropout_p: float = 0.0
     left: int | None = None  # number of columns that a row sees to the left of its diagonal, or None for no limit
-    right: int | None = None  # number of columns that it sees to the right, unless the mask is causal
+    right: int | None = None  # columns that it sees to the right, or None for no limit or a causal mask
     softcap: float | None = None
-    num_splits: int = 0  # splits per sequence in decode, or 0 for enough splits to fill the GPU
-    exclude_hopper: bool = False  # whether to exclude the Hopper kernels, but not the decode kernels
+    num_splits: int = 0  # number of splits per sequence in decode, or 0 for as many as fill the GPU
+    exclude_hopper: bool = False  # whether to exclude the Hopper kernels; the decode kernels may still be used
     dominant_sequence: bool = False  # whether one packed sequence accounts for most of the work
-    reference: bool = False  # whether the NumPy reference computes the call
+    reference: bool = False  # whether the NumPy reference handles the call
     # Whether the call runs in a custom operator, where new memory may belong to a CUDA graph and must not be cached.
     in_custom_op: bool = False
     # A function of (head, row, column) whose values are added to the scores. Custom operators do not accept it.
@@ -49,5 +49,5 @@ class Options(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
-        """The window (left, right) around the diagonal, with right = 0 for the causal mask and None for no bound."""
+        """The window (left, right) around the diagonal. The causal mask has right = 0, and None means no bound."""
         return self.left, 0 if self.causal else self.right

@@ -26,7 +26,7 @@ CHECKED: dict = {}
 
 def get_or_prepare(key: tuple, make: Callable, *arguments: Any) -> Any:
     """Return the entry of PREPARED under `key`. If it does not exist, create it with make(*arguments)."""
-    prepared = PREPARED.get(key, PREPARED)  # PREPARED marks a missing entry because None is a valid one
+    prepared = PREPARED.get(key, PREPARED)  # PREPARED itself stands for a missing entry, because None is a valid one
     if prepared is PREPARED:
         prepared = keep_prepared(key, make(*arguments))
     return prepared
@@ -47,7 +47,7 @@ def clear_caches() -> None:
 
 
 def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return each tensor's properties that belong to a cache key, with None in place of a missing tensor."""
+    """Return, for each tensor, the properties that belong in a cache key, or None in place of a missing tensor."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
@@ -55,7 +55,7 @@ def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
 
 
 def was_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> bool:
-    """Return whether x has passed a check with these limits, and neither x nor `other` has changed since then."""
+    """Return whether x has passed a check with these limits and neither x nor `other` has changed since then."""
     entry = CHECKED.get(id(x))
     if entry is None or entry[0]() is not x or entry[1] != (limits, x._version, x.data_ptr()):
         return False
@@ -67,8 +67,8 @@ def mark_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> None:
 
     Changes are detected by comparing a tensor's version and address. For example, x.data = y leaves the version of x
     unchanged, but changes its address. An in-place change through x.data, or through a NumPy array that shares the
-    memory, leaves the version and the address unchanged, so it is not detected. Inference tensors have no version, so
-    they are never remembered.
+    memory, leaves both the version and the address unchanged, so it is not detected. Inference tensors have no version,
+    so they are never remembered.
     """
     if x.is_inference() or (other is not None and other.is_inference()):
         return

@@ -3,9 +3,10 @@
 The decode kernels compute the forward pass of calls with few queries, the Hopper kernels compute large calls on Hopper,
 and the portable kernels compute everything else.
 
-The functions whose names start with prepare choose the kernels once for all calls with the same options and with
-tensors of the same types, devices, shapes and strides. Each of them returns a function that computes these calls. For
-the forward pass, this function accepts (tensors). For the backward pass, it accepts (dO, dL, O, L, tensors).
+The functions whose names start with "prepare" choose the kernels once for all calls with the same options and with
+tensors of the same types, devices, shapes and strides. Each of these functions returns another function, which computes
+the calls. For the forward pass, the returned function takes (tensors). For the backward pass, it takes (dO, dL, O, L,
+tensors).
 """
 
 import warnings
@@ -224,9 +225,9 @@ def with_fallback(
 def is_compile_error(error: Exception) -> bool:
     """Return whether `error` means that Triton could not compile a kernel, rather than that a call or the GPU failed.
 
-    Most compile errors are of Triton's own types. Others are raised inside Triton's compiler, such as a RuntimeError
-    for code that the verifier rejects, or inside its launcher, for an unknown option. A CUDA error is not a compile
-    error, although it can also be raised inside the compiler, which loads the kernel.
+    Most compile errors are of Triton's own types. Others are raised inside Triton's compiler (for example, a
+    RuntimeError for code that the verifier rejects) or inside its launcher (for an unknown option). A CUDA error is not
+    a compile error, although it can also be raised inside the compiler, which loads the kernel.
     """
     if isinstance(error, TritonError):
         return not is_interpreter_error(error)
@@ -246,7 +247,7 @@ def is_interpreter_error(error: BaseException) -> bool:
 
 
 def compile_error_message(name: str, error: Exception) -> str:
-    """Return a line that names the kernel that Triton cannot compile, and gives the error's type and first line."""
+    """Return one line with the name of the kernel that Triton cannot compile and the error's type and first line."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 

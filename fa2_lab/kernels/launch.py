@@ -1,4 +1,4 @@
-"""Kernel launches with little host overhead, and the arguments that a launch needs besides its tensors."""
+"""Kernel launches with little host overhead, and the arguments that a launch needs in addition to its tensors."""
 
 import functools
 import math
@@ -21,14 +21,15 @@ MiB = 2**20
 
 # Kernels are not specialized on these sizes, so Triton compiles one kernel for all of their values. N_q is not in the
 # list, because kernels need fewer registers if the compiler knows that N_q is a multiple of 16. For example, without
-# specialization on N_q, the causal forward kernel at d = 128 would spill 8 bytes per thread on Hopper. The price is
-# that Triton compiles up to three kernels: for N_q = 1, for multiples of 16, and for all other N_q.
+# specialization on N_q, the causal forward kernel at d = 128 would spill 8 bytes per thread on Hopper. The price of
+# this specialization is that Triton compiles up to three kernels: for N_q = 1, for multiples of 16, and for all other
+# N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
 # With programmatic dependent launch, a kernel can start before the previous kernel ends, and wait for it later.
 USE_PDL = dict(launch_pdl=True)
 
-# Fuse multiplications and additions into FMAs. From Triton 3.10 on, the compiler does so only on request.
+# Fuse multiplications and additions into FMAs. From Triton 3.10 on, the compiler fuses them only on request.
 FP_FUSION = dict(enable_fp_fusion=True)
 
 
@@ -61,7 +62,7 @@ class Launch:
         bypasses the call.
 
         If a pointer is not 16-byte-aligned, Triton compiles a different kernel, so Triton's own call is always used.
-        Kernels with descriptors are an exception because they never read 16 bytes through a pointer in a single load.
+        Kernels with descriptors are an exception because they never read 16 bytes at once through a pointer.
         """
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
@@ -124,8 +125,8 @@ def shape(X: torch.Tensor) -> tuple[int, ...]:
 def strides(X: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of X for batch entries, heads and rows. The columns of X must be contiguous.
 
-    For packed sequences, the row stride takes the place of the batch stride because a kernel addresses a sequence by
-    its first row.
+    For packed sequences, the row stride takes the place of the batch stride, because a kernel locates a sequence by its
+    first row.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
 
@@ -159,9 +160,9 @@ def size_arguments(
 
 
 def window_bounds(options: Any) -> tuple:
-    """Return the bounds (left, right) of the window around the diagonal, where right is 0 for the causal mask.
+    """Return the bounds (left, right) of the window around the diagonal. For the causal mask, right is 0.
 
-    The causal mask's 0 is a compile-time constant. All other bounds are runtime values.
+    This 0 is a compile-time constant. All other bounds are runtime values.
     """
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 

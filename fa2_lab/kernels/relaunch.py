@@ -8,7 +8,7 @@ own call is used, which gives the same results but is slower.
 The module relies on internals shared by Triton 3.6 to 3.9 (listed in triton_versions.py). A compiled kernel's `run` is
 a callable object. It receives the grid, the stream, the function, packed metadata, launch metadata, two hooks and the
 kernel's arguments, and passes them to its `launch`, the driver's C function. For kernels with descriptors, `launch` is
-a Python wrapper around the C function, which replaces each descriptor with (the encoded TMA descriptor, *shape,
+a Python wrapper around the C function. The wrapper replaces each descriptor with (the encoded TMA descriptor, *shape,
 *strides). Because the order of `launch`'s arguments differs between versions, it is determined by recording a call.
 """
 
@@ -26,7 +26,7 @@ EMPTY_GRID = 0, 1, 1  # a grid without programs
 
 
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptors: int = 0, n_pointers: int = 0) -> Any:
-    """Return a function of (stream, addresses) that launches the kernel `compiled`, or None if this fails.
+    """Return a function of (stream, addresses) that launches the kernel `compiled`, or None if it cannot be relaunched.
 
     The first `n_descriptors` of the kernel's arguments are tensor descriptors, and the next `n_pointers` arguments are
     pointers. All other arguments are the same in every launch.
@@ -84,7 +84,7 @@ class Relaunch:
         """Launch the kernel on the tensors with these addresses, and return True.
 
         If a profiler has installed a launch hook, return False instead of launching, because only Triton's own call
-        reports to the hook.
+        runs the hook.
         """
         for hook in self.hooks:
             if hook.calls:
@@ -112,7 +112,7 @@ def specialization_key(kernel: Any, arguments: dict[str, Any]) -> tuple:
     """Return the properties of each launch argument that affect the compiled kernel.
 
     A constant is represented by its value. An integer is represented by its width and, if the kernel is specialized on
-    it, by whether it is 1 and whether it is a multiple of 16.
+    it, by two flags: whether it is 1 and whether it is a multiple of 16.
     """
     try:
         parameters = trailing_parameters(kernel, len(arguments))
@@ -182,7 +182,7 @@ def unwrapped_launcher(launch: Any, launch_args: list) -> tuple[Any, list]:
 
 
 def same_argument(mine: Any, theirs: Any) -> bool:
-    """Return whether two arguments are equal, or are both TMA descriptors, which are not comparable."""
+    """Return whether two arguments are equal. Two TMA descriptors are treated as equal, as they cannot be compared."""
     return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
@@ -195,7 +195,7 @@ def descriptor_encoder(descriptor: Any, meta: Any) -> Any:
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils
-    encode = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor  # its name before 3.7
+    encode = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor  # the name in Triton 3.6
     fixed: tuple = meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["block_size"]
     fixed += descriptor.shape, descriptor.strides, 0
     sizes = *descriptor.shape, *descriptor.strides

@@ -23,7 +23,7 @@ def rows_contiguous(x: Any) -> Any:
 
 
 def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with x's shape and x's order of dimensions in memory, as torch's operators do.
+    """Return a new tensor with x's shape and with its dimensions in the same order in memory, as torch's operators do.
 
     The rows of the new tensor are always contiguous, and no two of its elements share memory, even if elements of x do.
     On the device "meta", the tensor has a shape and strides, but no memory.

@@ -5,8 +5,9 @@ entries for Hopper were measured on an H200. The other entries were chosen by co
 tests/heart/test_compile.py checks that, without a bias, the kernels fit in the chip's shared memory and spill no
 registers. If several entries for compute capability 8.x at d = 64 or 128 passed this check, they were compared by
 running the A100's code on an H200. The only kernels that may spill are the backward kernels for Hopper at d_pad = 256,
-the kernels for fp32 at d_pad = 256 and, outside its loops, the forward kernel for Hopper at d_pad = 64 without a mask.
-`fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these tables.
+the kernels for fp32 at d_pad = 256 and the forward kernel for Hopper at d_pad = 64 without a mask, which may spill only
+outside its loops. `fa2-lab tune` measures other entries on your GPU and prints the faster ones in the format of these
+tables.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class KernelConfig:
     registers: int | None = None  # maximum number of registers per thread; only NVIDIA's compiler accepts this limit
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     d_pad: int = 0  # d padded for the tensor cores
-    upcast: bool = False  # whether tiles are converted to fp32 before a matmul
+    upcast: bool = False  # whether tiles are converted to fp32 before matmuls
 
     def compiler_options(self) -> dict:
         """Return the options for Triton's compiler: warps, stages and, if set, register limit and instruction order."""
@@ -127,15 +128,15 @@ def splits_head_dim(Q: torch.Tensor) -> bool:
     """Return whether O is computed in pieces of at most B_r columns.
 
     In a chain of matmuls, the last matmul determines how the warps divide a tile. If its result has at least as many
-    rows as columns, each warp gets entire rows of S. Otherwise, each warp gets some columns of all rows, so P and each
-    row's maximum and sum must be exchanged through shared memory. Hopper's wgmma and AMD's compiler always assign
-    entire rows to a warp, so O is not computed in pieces on these GPUs.
+    rows as columns, each warp gets entire rows of S. Otherwise, each warp gets some of the columns in all rows, so P
+    and each row's maximum and sum must be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
+    assign entire rows to a warp, so O is not computed in pieces on these GPUs.
     """
     return Q.dtype != torch.float32 and not interpreter.is_enabled() and chip_tables() in (AMPERE, ADA, BLACKWELL)
 
 
 def padded_head_dim(d: int) -> int:
-    """Return d_pad, which is d rounded up to a power of two, and to at least 16, as tensor cores require."""
+    """Return d_pad, which is d rounded up to a power of two that is at least 16, as tensor cores require."""
     return max(16, power_of_2(d))
 
 

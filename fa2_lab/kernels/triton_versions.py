@@ -15,7 +15,8 @@ launches become slower. If it lacks a Gluon name, the portable kernels run inste
 - relaunch.py uses CompiledKernel.run and .function, CudaLauncher.launch, and tensordesc_meta, global_scratch_size and
   profile_scratch_size in CompiledKernel.metadata;
 - reserve_shared_memory() changes CompiledKernel.metadata and .packed_metadata;
-- dispatch.py recognizes where an error was raised by the module names triton.runtime.jit and triton.compiler;
+- dispatch.py recognizes where an error was raised by looking for the module names triton.runtime.jit and
+  triton.compiler;
 - speed_up_interpreter() replaces functions of runtime.interpreter, such as _patch_lang;
 - add_newest_names() makes language.core._aggregate and builder.create_async_tma_reduce (until 3.7) and
   shared_memory_descriptor._reinterpret (until 3.8) public.
@@ -27,7 +28,7 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
 
-with suppress(ImportError):  # allow TESTED to be read even without Triton
+with suppress(ImportError):  # allow TESTED to be read even if Triton is not installed
     import triton
     from triton.runtime import driver as driver
 
@@ -121,7 +122,7 @@ def atomic_add() -> Any:
 
 
 def aggregate(cls: Any) -> Any:
-    """Convert the class `cls` to an aggregate, like triton.aggregate in Triton 3.8 and later.
+    """Convert the class `cls` to an aggregate, as triton.aggregate does in Triton 3.8 and later.
 
     An aggregate is a class whose annotated fields are passed to kernel functions as a single argument.
     """
@@ -173,7 +174,7 @@ def speed_up_interpreter() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """Patch Triton's functions, unless a caller has already done so. Return an object that restores them."""
+            """Patch Triton's functions unless a caller has already done so. Return an object that restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
             first = not seen or any(is_builtin(module.load) for module in seen)  # true if `load` is still the original
             return replace_all(function) if first else empty_scope()

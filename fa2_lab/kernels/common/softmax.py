@@ -1,6 +1,6 @@
 """The softmax step (line 9 of FA2's Algorithm 1).
 
-The step computes probabilities from a tile of scores, and updates the row maxima m and the row sums ℓ.
+The step computes probabilities from a tile of scores and updates the row maxima m and the row sums ℓ.
 """
 
 import math
@@ -17,7 +17,7 @@ class Scales(NamedTuple):
 
     scale_log2: float  # τ log₂e
     exact_scale: float  # largest power of two not above scale_log2, so that products with it are exact
-    exact_from_abs_m: float  # smallest |m| for which a row uses exact_scale: see softmax_step()
+    exact_from_abs_m: float  # rows with at least this |m| use exact_scale: see softmax_step()
     softcap_factor: float | None  # factor of the scores inside the softcap's tanh, or None if there is no softcap
 
 
@@ -70,11 +70,11 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     s_ij and P are (B_r, B_c), and m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c).
     Computing this power takes one FMA and one exponential per score because m c is the same for a whole row.
 
-    Rounding m c changes all of a row's p by the same factor, which cancels out of O, since O is a quotient. If |m c| is
-    2²⁸ or more, however, the factor can exceed 2⁸, and p could become too large or too small for fp16. For such rows,
-    `row_scale` is therefore the largest power of two not above c, with which products are exact. The result hardly
-    changes: scores of this size are either equal or so far apart that their p differ by a factor of at least 2¹⁶ or,
-    with the smaller scale, 2⁸. All p except the largest are thus almost 0.
+    Rounding m c changes all of a row's p by the same factor, which cancels out of O because O is a quotient. If |m c|
+    is 2²⁸ or more, however, the factor can exceed 2⁸, and p could become too large or too small for fp16. For such
+    rows, `row_scale` is therefore the largest power of two not above c, which makes all products exact. The result
+    hardly changes: scores of this size are either equal or so far apart that their p differ by a factor of at least 2¹⁶
+    or, with the smaller scale, 2⁸. All p except the largest are thus almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_safe = m_new

@@ -1,7 +1,7 @@
 """Functions shared by all kernels to locate, load, mask and store tiles, and to apply dropout to them.
 
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
-and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two, and to at least
+and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two that is at least
 16, as tensor cores require. `n` is the number of rows that exist, `stride` is the row stride in elements, and `length`
 is the number of real keys. Functions with a RAGGED parameter compare row indices with n only if RAGGED is true. Callers
 may set RAGGED to false if all of the tile's rows are known to exist. Ranges are half-open, as in Python.
@@ -21,7 +21,7 @@ class PortableConstants(NamedTuple):
     d: tl.constexpr
     d_pad: tl.constexpr
     o_chunk: tl.constexpr  # number of columns of O computed by one matmul
-    upcast: tl.constexpr  # whether tiles are converted to fp32 before a matmul, for bf16 in Triton's interpreter
+    upcast: tl.constexpr  # whether tiles are converted to fp32 before matmuls, as bf16 requires in Triton's interpreter
 
 
 class Head(NamedTuple):
@@ -32,9 +32,10 @@ class Head(NamedTuple):
 
 
 class DropoutRule(NamedTuple):
-    """The constants of dropout, which drops entries of P whose random word is below `threshold` and rescales the rest.
+    """The constants of dropout, which drops an entry of P if its random word is below `threshold`.
 
-    With 32-bit words and a dropout probability of p, `threshold` is p · 2³², and `rescale` is 1 / (1 − p).
+    Dropout multiplies all other entries by `rescale`. With 32-bit words and a dropout probability of p, `threshold` is
+    p · 2³², and `rescale` is 1 / (1 − p).
     """
 
     threshold: int
@@ -94,7 +95,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(). If all are multiples of 8, the compiler can tell."""
+    """Return the strides from launch.all_strides() so that the compiler knows if all of them are multiples of 8."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -167,13 +168,13 @@ def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: 
 
 @triton.jit
 def sequence_start(cu_seqlens, b, n):
-    """Return the first row of packed sequence b, which is 0 for b = 0, and otherwise cu_seqlens[b] clamped to 0 … n."""
+    """Return the first row of packed sequence b: 0 for b = 0, and otherwise cu_seqlens[b] clamped to 0 … n."""
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(cu_seqlens + b), 0), n))
 
 
 @triton.jit
 def sequence_rows(cu_seqlens, b, n, sequences):
-    """Return the first row of packed sequence b, and its number of rows.
+    """Return the first row and the number of rows of packed sequence b.
 
     If b equals `sequences`, return these numbers for the rows after the last sequence. `n` is the total number of rows.
     """
@@ -278,7 +279,7 @@ def in_row_bounds(begin, end, row, window):
 def column_ranges(i, N_q, N_k, length, window, const):
     """Return the columns that row block i has to process, as two ColSpans.
 
-    The first ColSpan covers the tiles that need a mask. The second covers the tiles that all of the block's rows see in
+    The first ColSpan covers the tiles that need a mask. The second covers the tiles that every row of the block sees in
     full.
     """
     begin, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
@@ -337,11 +338,12 @@ def apply_dropout(x, row, col, dropout):
 
 @triton.jit
 def accumulate_dot(acc, a, b):
-    """Return acc + a b, where a b is a matmul.
+    """Return acc + a @ b.
 
-    In fp32, a b is accumulated separately before it is added to acc because a large acc would absorb small terms.
+    In fp32, a @ b is summed separately before it is added to acc because a large acc would absorb small terms.
     """
     if a.dtype == tl.float32:
-        # With a plain 0 instead of 0.0 * acc, the compiler would accumulate a b directly in acc.
+        # With a plain 0 instead of 0.0 * acc, the compiler would fold the addition into the matmul and accumulate a @ b
+        # directly into acc.
         return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")
     return tl.dot(a, b, acc)

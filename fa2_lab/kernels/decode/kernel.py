@@ -5,7 +5,8 @@ Two kernels read the keys, and a third merges the results.
     split_kv_kernel        every row block has the same number of programs
     stream_k_kernel        every program has an equal share of the work of all row blocks, and may finish one row block
                            and start the next
-    merge_partials_kernel  merges the partial results (m, ℓ, o) of each row block whose keys several programs have read
+    merge_partials_kernel  merges the partial results (m, ℓ, o) of each row block whose keys were read by several
+                           programs
 
 shares.py determines the number of programs per row block, and plan.py launches the kernels. The query heads of a group
 are rows of the same tile, so each key is read only once for all of them. If there are few queries, a K/V head has a
@@ -62,7 +63,7 @@ class DecodeSizes(NamedTuple):
     H: int  # query heads
     group: int  # query heads that share a K/V head
     N_q: int
-    row_blocks: int  # number of row blocks per K/V head, which cover its group · N_q query rows
+    row_blocks: int  # number of row blocks per K/V head, which together cover its group · N_q query rows
     row_blocks_per_sequence: int  # number of row blocks over all K/V heads of a sequence
     R: int  # rows per partial result
     pages: int  # number of pages in a paged cache
@@ -77,7 +78,7 @@ UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
-    """A pointer to a tensor, and the strides of that tensor."""
+    """A pointer to a tensor and the strides of that tensor."""
 
     ptr: tl.tensor
     strides: tuple
@@ -104,7 +105,8 @@ class KVCache(NamedTuple):
 class DecodeRowBlock(NamedTuple):
     """Row block i of a K/V head in sequence b.
 
-    The block's B_r rows start at row i · B_r of the group · N_q query rows that share this K/V head.
+    The query heads that share this K/V head have group · N_q rows in total. The block consists of B_r of these rows,
+    starting at row i · B_r.
     """
 
     b: tl.tensor
@@ -117,13 +119,13 @@ class DecodeRowBlock(NamedTuple):
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    The program's tiles start at keys begin, begin + step, and so on, below end.
+    The program's tiles start at the keys begin, begin + step, and so on, as long as these are below end.
     """
 
     begin: tl.tensor
     end: tl.tensor
     step: tl.tensor
-    is_first: tl.tensor  # whether this is the row block's first span, whose state includes the sink
+    is_first: tl.tensor  # whether this is the row block's first span, which is the one that includes the sink
     is_complete: tl.tensor  # whether the span contains all of the row block's tiles, so that no merge is needed
 
 
@@ -230,8 +232,8 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
         k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
-        # col0 < span.end is always true. The condition prevents the compiler from converting q's layout before the
-        # loop, because a q converted there would occupy registers in every iteration.
+        # `col0 < span.end` is always true. The condition only keeps the compiler from converting q's layout before the
+        # loop. A q converted there would occupy registers in every iteration.
         q_j = tl.where(col0 < span.end, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
@@ -252,7 +254,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return the divisor of o and the value of L, given m and ℓ of a row's final state.
+    """Return the divisor for o and the value of L, given the m and ℓ of a row's final state.
 
     For a row that sees no key, the divisor is 1, which gives O = 0, and L is −∞.
     """
@@ -305,7 +307,7 @@ def attend(queries, cache, block, span, part, scales, sizes, const):
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
-    if const.early_merge:  # the merge kernel may start now, but then waits for this kernel to end
+    if const.early_merge:  # the merge kernel may start now, but it waits until this kernel has ended
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.is_complete:
@@ -345,7 +347,7 @@ def first_tile(N_k, N_q, left, const):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, const,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Process split w of a row block, consisting of tiles w, w + splits, w + 2 · splits, and so on.
+    """Process split w of a row block, which consists of tiles w, w + splits, w + 2 · splits, and so on.
 
     Each program processes one split. If WHOLE is true, each row block has a single split with all of its tiles, so O
     and L are written directly.
@@ -379,7 +381,9 @@ def units_in_row_block(length, work, const):
 
 @triton.jit
 def units_in_sequences(work, first, end, const):
-    """Return the number of work units in each of the sequences first:first + LENGTHS, or 0 at or beyond `end`."""
+    """Return the number of work units in each of the sequences first:first + LENGTHS.
+
+    The number is 0 for sequences at or beyond `end`."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -431,7 +435,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     """Process work units w · share:(w + 1) · share as program w.
 
     These units may include the end of one row block, complete row blocks, and the start of another row block. If a
-    program processes only part of a row block's units, it writes a partial result with index w + row_block_id. The
+    program processes only some of a row block's units, it writes a partial result with index w + row_block_id. The
     indices are unique because w or row_block_id increases from one partial result to the next.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)

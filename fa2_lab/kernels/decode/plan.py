@@ -26,7 +26,7 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
-MAX_ROWS = 64  # maximum number of query rows per tile
+MAX_ROWS = 64  # maximum number of query rows in a tile
 MERGE_WIDTH = 32  # columns of O per program in the merge kernel
 
 # The call -------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
     """Compute O (shaped like Q) and L (batch, heads, N_q) for a few queries with the decode kernels.
 
-    If `programs` is given, divide the work equally among this number of programs.
+    If `programs` is given, divide the work equally among that many programs.
     """
     key = "decode", options, programs, *tensor_keys(tensors)
     return get_or_prepare(key, prepare, tensors, options, programs)(tensors)
@@ -124,7 +124,7 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """A table entry: the numbers of keys per tile, warps, stages, programs per SM, and registers per thread."""
+    """A table entry: keys per tile, warps per program, stages, programs per SM, and registers per thread."""
 
     B_c: int
     warps: int
@@ -134,9 +134,9 @@ class DecodeConfig(NamedTuple):
 
 
 # {case: {d_pad: DecodeConfig}}. decode_config() selects the first matching case that contains d_pad. The entries for
-# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, which needs about 96 KiB of
-# loads in flight per SM. For all entries, `python -m pytest tests/heart/test_compile.py` checks that no registers spill
-# and that an SM can hold programs_per_SM programs.
+# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, a GPU that needs about 96 KiB
+# of loads in flight per SM. For all entries, `python -m pytest tests/heart/test_compile.py` checks that no registers
+# spill and that an SM can hold programs_per_SM programs.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -272,7 +272,7 @@ def constants_of(
     """
     left, right = window
     windowed = left is not None or (right is not None and shape.N_q > 1)
-    # Whether every row sees all keys of every tile.
+    # Whether every row sees every key of every tile.
     all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed
     split_kv = partition.splits > 0
     masked = not (split_kv and all_seen and partition.programs <= slots)

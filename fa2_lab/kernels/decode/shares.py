@@ -3,9 +3,10 @@
 Decode has too few heads to fill a GPU, so several programs read each head's keys. If the query rows of a K/V head
 occupy several row blocks, this file treats each row block as a head. There are two ways to divide the work:
 
-    split-KV   every head has the same number of programs, called splits, where split w reads tiles w, w + splits, …
-    stream-K   the work of all heads is concatenated, and every program gets an equal share, which may span heads:
-               a head has one unit of work per tile, plus one unit for starting the head
+    split-KV   every head is divided into the same number of splits, one per program: split w reads tiles w,
+               w + splits, …
+    stream-K   the work of all heads is concatenated, and every program gets an equal share, which may span heads: a
+               head has one unit of work per tile, plus one unit for starting the head
 
 Stream-K suits every batch. Split-KV is chosen if all heads have the same length and their splits fill the GPU. In this
 case, each program works on a single head, and tiles that are read concurrently are close together in memory.
@@ -21,12 +22,12 @@ FP32_BYTES = 4  # bytes per element of m, l and o, which are fp32 in a partial r
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether `heads` programs, one per head of equal length, fill nearly all slots, counted over all waves."""
+    """Return whether one program for each of `heads` equally long heads fills nearly all slots, over all waves."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
 def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> int:
-    """Return the number of programs per head in split-KV, for heads of `tiles` tiles, or 0 if stream-K is better.
+    """Return the number of programs per head in split-KV for heads of `tiles` tiles, or 0 if stream-K is better.
 
     If whole heads fill the GPU's `slots` program slots, return 1. Otherwise, return the number of slots per head,
     provided that few slots stay empty and that every program gets at least 2 · `min_share` tiles. With fewer tiles,

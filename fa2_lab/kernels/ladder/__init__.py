@@ -11,7 +11,7 @@ itself.
 
 The folder also has side rungs, which are not part of the numbered sequence. s00 and s01 divide a tile among warps in
 two different ways. x23 loads rung 23 and replaces its softmax, so that the FMA units compute some of the exponentials.
-b00, b01 and b02 compute the backward pass and differ in the way they accumulate dQ. Each of them has a function
+b00, b01 and b02 compute the backward pass and differ in the way they accumulate dQ. Each of these three has a function
 `backward(q, k, v, O, L, dO, causal)` that returns dQ, dK and dV. b02 is written in Gluon.
 """
 
@@ -47,7 +47,7 @@ def load(rung: str) -> ModuleType:
 
 
 def copied(rung: str) -> ModuleType:
-    """Import a rung a second time and return the new module, so that changes to it do not affect the original rung."""
+    """Import a rung a second time and return the new module, whose later changes do not affect the original rung."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
     assert spec and spec.loader  # the file exists, so neither is None
@@ -57,7 +57,7 @@ def copied(rung: str) -> ModuleType:
 
 
 def ready() -> None:
-    """Give older versions of Triton the API names that the rungs use. Call this function before importing a rung."""
+    """Make the API names that the rungs use available in older Triton versions. Call this before importing a rung."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.check_and_patch()

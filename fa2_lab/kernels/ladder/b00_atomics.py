@@ -40,7 +40,7 @@ def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Add x (B, d) to rows first:first + B of a head of X. The additions are atomic because other programs add too."""
+    """Atomically add x (B, d) to rows first:first + B of a head of X, because other programs add to the same rows."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
@@ -61,7 +61,7 @@ def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.cons
 
 @triton.jit
 def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
-    """Compute D = rowsum(dO ∘ O) for one row block. All tiles of the row block will use it."""
+    """Compute D = rowsum(dO ∘ O) for one row block. All tiles of the row block need this D."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     o_i = load_rows(O + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
     do_i = load_rows(dO + head * N_q * d, i, N_q, B_r, d).to(tl.float32)

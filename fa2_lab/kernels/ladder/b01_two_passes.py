@@ -1,6 +1,6 @@
 """Rung b01, two passes: a second kernel, with one program per row block, accumulates dQ on chip.
 
-S and dP are therefore computed twice. In exchange, no two programs add to the same element, and every sum is always
+S and dP are therefore computed twice. In return, no two programs add to the same element, and every sum is always
 computed in the same order.
 """
 
@@ -53,7 +53,7 @@ def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.cons
 
 @triton.jit
 def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
-    """Compute D = rowsum(dO ∘ O) for one row block. All tiles of the row block will use it."""
+    """Compute D = rowsum(dO ∘ O) for one row block. All tiles of the row block need this D."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     o_i = load_rows(O + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
     do_i = load_rows(dO + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
@@ -89,7 +89,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: 
 @triton.jit
 def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
            B_c: tl.constexpr):  # fmt: skip
-    """Compute one row block's dQ on chip, looping over the column blocks in which the row block sees any key."""
+    """Compute one row block's dQ on chip, looping over the column blocks with any key that the row block sees."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d

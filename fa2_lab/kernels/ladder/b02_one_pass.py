@@ -141,8 +141,8 @@ def producer(Q, K, V, dO, acc_init, rings, column_block):
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CAUSAL: gl.constexpr):
     """Run consumer warpgroup c, which computes dK and dV for its 64 keys, and its half of each row block's dQ.
 
-    `rings` and `column_block` are the same as in producer(). `shared` contains the dS buffers, the barrier at which
-    both consumers arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
+    `rings` and `column_block` are the same as in producer(). `shared` contains the dS buffers, the barrier that signals
+    that both consumers have stored their dS, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
     """
     q, k, v, do, init = rings
     ds, ds_filled, dq = shared

@@ -1,6 +1,6 @@
 """Rung 03, row blocks: since no row block needs results from another, each row block gets its own program.
 
-The outer loop disappears: the GPU runs one program per row block instead.
+The outer loop disappears because the GPU runs one program per row block instead.
 """
 
 import torch

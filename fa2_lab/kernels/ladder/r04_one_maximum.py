@@ -1,6 +1,6 @@
 """Rung 04, one maximum: a tile's exponentials use the new maximum right away, so the factor β is no longer needed.
 
-o_i is still divided by ℓ after every tile, so P V needs its own registers, in addition to those of o_i.
+o_i is still divided by ℓ after every tile, so P V needs registers of its own, in addition to those of o_i.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Rung 12, heavy first: the row blocks that see the most keys are computed first, across all heads.
 
-The drawback is that all heads now run concurrently, and their combined keys do not fit in the L2 cache.
+The drawback is that all heads now run concurrently, and the keys of all heads together do not fit in the L2 cache.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Rung 14, bulk copies: TMA, the copy engine, moves whole tiles of Q, K, V and O, and sets rows past the end to zero.
 
-TMA requires a row size that is a multiple of 16 bytes. On GPUs before Hopper, Triton compiles the TMA copies to
+TMA requires that the size of a row be a multiple of 16 bytes. On GPUs before Hopper, Triton compiles the TMA copies to
 ordinary loads and stores.
 """
 
@@ -38,7 +38,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def block_coord(T_r, heads, l2_group):
-    """Return the program's row block and head. l2_group heads run concurrently, row blocks with the most keys first."""
+    """Return the program's row block and head: l2_group heads at a time, row blocks with the most keys first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width

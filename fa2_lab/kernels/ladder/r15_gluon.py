@@ -30,7 +30,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return the program's row block and head. l2_group heads run concurrently, row blocks with the most keys first."""
+    """Return the program's row block and head: l2_group heads at a time, row blocks with the most keys first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -46,7 +46,7 @@ def start(X, head, row, tiles, arrived, n, exists):
 
 @gluon.jit
 def new_stages(X, STAGES: gl.constexpr):
-    """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X, and one barrier per tile."""
+    """Allocate shared memory for STAGES tiles with the block shape of descriptor X, and for one barrier per tile."""
     tiles = gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):

@@ -35,7 +35,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def block_coord(T_r, heads, l2_group):
-    """Return the program's row block and head. l2_group heads run concurrently, row blocks with the most keys first."""
+    """Return the program's row block and head: l2_group heads at a time, row blocks with the most keys first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width

@@ -2,8 +2,8 @@
 
 The producer acts as the tile scheduler. It fetches the index of a row block and sends it to the consumers through a
 mailbox. While the consumers finish one row block, the producer starts copying the next one. O has its own buffer in
-shared memory, where O stays until TMA has stored it. At d = 128, the buffers for O and the next Q take the space of the
-third stage of K and V.
+shared memory, where it stays until TMA has stored it in HBM. At d = 128, the buffers for O and the next Q take the
+space of the third stage of K and V.
 """
 
 import math
@@ -39,7 +39,7 @@ def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.cons
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     i = (T_r - 1 - within // width) * B_r  # start with the row blocks that see the most keys
-    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # one tile if no row sees a key
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # one tile even if no row sees a key
     return i, section * l2_group + within % width, T_c
 
 
@@ -86,7 +86,7 @@ def release(ring, n):
 
 @gluon.jit
 def send(mailbox, r, t):
-    """Producer: send the consumers t, which is the index of this program's r-th row block, or −1 if none is left."""
+    """Producer: send t, the index of this program's r-th row block (or −1 if none is left), to the consumers."""
     mbarrier.wait(mailbox.emptied.index(0), (r & 1) ^ 1)
     mailbox.tiles.index(0).store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(mailbox.filled.index(0), count=1)

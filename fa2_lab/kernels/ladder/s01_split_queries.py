@@ -56,7 +56,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, W: int = 2) -
     """Return O and L for attention without a mask. q, k and v are (batch, heads, N, d), and N is a multiple of 64.
 
     W warps share a tile of 16·W rows × 32 keys. By default, W is 2 in both s00 and s01, because with W = 4 and d = 64,
-    the partial sums of s00 (split-K) would not fit in the registers of sm_90. `causal` must be False.
+    the partial sums of s00 (split-K) would not fit in the registers available on sm_90. `causal` must be False.
     """
     batch, heads, N, d = q.shape
     if causal or N % 64 or k.shape != q.shape:

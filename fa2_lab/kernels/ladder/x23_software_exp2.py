@@ -1,9 +1,9 @@
 """Side rung x23, software exp2: some of the exponentials of rung 23 are computed by the FMA units.
 
 2ˣ = 2ⁿ 2ᶠ with n = ⌊x⌋ and f in [0, 1). A cubic polynomial approximates 2ᶠ to within 9e-5, which is far more precise
-than p after rounding to 16 bits, and n becomes the exponent. The kernel should be faster than rung 23 on a B200, where
-only the exponential unit limits the speed. On an H200, by contrast, the tensor cores, the exponential unit and the
-issue slots limit the speed equally, and the polynomial takes nine instructions instead of one.
+than a p rounded to 16 bits, and n becomes the exponent. The kernel should be faster than rung 23 on a B200, where only
+the exponential unit limits the speed. On an H200, by contrast, the tensor cores, the exponential unit and the issue
+slots limit the speed equally, and the polynomial takes nine instructions instead of one.
 
 Three mistakes would go unnoticed. If a plain max clamped x, NaN would become 0, as if the key were masked, so the code
 clamps with max.NaN. If n were added to the bits of the exponent, NaN would become 3.4e38, so the code multiplies by 2ⁿ.
@@ -33,7 +33,7 @@ mov.b32 n, t; mad.lo.s32 n, n, 0x800000, 0x3F800000; mov.b32 t, n; mul.rn.f32 {y
 
 @gluon.constexpr_function
 def one_in(every):
-    """Return PTX for 8 exponentials: one in `every` uses cubic(), and the others use the exponential unit."""
+    """Return PTX for 8 exponentials. One in `every` of them uses cubic(), and the others use the exponential unit."""
     soft = [i % every == every - 1 for i in range(8)]
     lines = [cubic(f"${i}", f"${8 + i}") if soft[i] else f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)]
     return "\n".join(["{ .reg .f32 a, t, f, r; .reg .b32 n;", *lines, "}"])

@@ -66,7 +66,7 @@ class Group(NamedTuple):
 
 
 class ColumnBlock(NamedTuple):
-    """A column block's tiles of K and V, its columns, and the rows begin:end that see each column."""
+    """A column block's tiles of K and V, its columns, and the bounds of the rows begin:end that see each column."""
 
     k_j: tl.tensor  # (B_c, d)
     v_j: tl.tensor  # (B_c, d)
@@ -85,7 +85,7 @@ class BackwardScalars(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load the elements of X (L, dL or D) that belong to the rows `row` of a head."""
+    """Load the elements of X (L, dL or D) for the rows `row` of a head."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     # Summing over a dimension of size 1 leaves the values unchanged, but makes Triton load each value once per block
@@ -108,8 +108,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     """
     s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
-    # Compute τ S − L with one FMA and both terms in base 2 because rounding τ S first would lose digits of large
-    # scores.
+    # Compute τ S − L in base 2 with a single FMA because rounding τ S first would lose digits of large scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
     else:  # compute b − L first because it is small unless P is negligible
@@ -126,8 +125,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
 def score_gradients(p_ij, s_ij, x, y, D_i, row, col, scales, dropout):
     """Return a tile's dS, the gradient of the scores after scaling by τ but before the softcap, if there is one.
 
-    dP is x yᵀ, where x is do_i and y is v_j or, if the tile is transposed as in probabilities(), x is v_j and y is
-    do_i.
+    dP is x yᵀ, where x is do_i and y is v_j. If the tile is transposed as in probabilities(), x is v_j and y is do_i.
     """
     dp_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
@@ -141,9 +139,9 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add to dk_j and dv_j (B_c, d) the contributions of the rows in `span` of every query head in the group.
 
-    `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are BackwardScalars.
-    GROUPED means that the group has several query heads, and MASKED means that the rows may need a mask. Return dk_j
-    and dv_j.
+    Return dk_j and dv_j. `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are
+    BackwardScalars. GROUPED means that the group has several query heads, and MASKED means that the rows may need a
+    mask.
     """
     B_r: tl.constexpr = const.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
@@ -156,7 +154,8 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry because calls with packed sequences, where it is a row, do not support dropout.
+        # q_base is the batch entry here. In calls with packed sequences, it is a row, but those calls do not support
+        # dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -207,7 +206,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     length = key_length(key_lengths, batch, N_k)
     masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, const)
     begin, end = row_bounds(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
-    # No row sees a key before `row_begin`, so these keys are not read.
+    # Keys before `row_begin` are not read because no row sees them.
     row_begin = None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
 
     k_j = load_tile(K, j * B_c, length, const, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
@@ -224,8 +223,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j is already the sum over all query heads in the group. All of them share the scale τ, so one multiplication
-    # is enough.
+    # dk_j is already the sum over all query heads in the group, which share the scale τ, so one multiplication is
+    # enough.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -235,7 +234,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
-    The other arguments are the same as for visit_tiles() in forward.py.
+    All other arguments are the same as those of visit_tiles() in forward.py.
     """
     B_c: tl.constexpr = const.B_c
     row = row_block.row
@@ -326,7 +325,7 @@ def optional_tensors(tensors: Tensors) -> tuple[Tensor | None, ...]:
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
-    """Return the gradient of each sink: the sum of dS = −P D over all rows, with P = exp(sink − L).
+    """Return the gradient of each sink, which is the sum of dS = −P D over all rows, with P = exp(sink − L).
 
     For a score, the gradient is dS = P (dP − D). For a sink, dP is 0 because a sink has no value.
     """

@@ -53,7 +53,7 @@ class RowBlock(NamedTuple):
 
 @triton.jit
 def eval_bias(bias: tl.constexpr, bias_context, row, col):
-    """Return bias(head, row, column) in fp32 for these rows and columns. The result is added to the scores."""
+    """Return bias(head, row, column) in fp32 for these rows and columns. The caller adds the result to the scores."""
     one = tl.full((1, 1), 1.0, tl.float32)  # in Triton's interpreter, a bias may return a Python number
     return tl.cast(one * bias(bias_context.head, row + bias_context.diagonal, col), tl.float32)
 
@@ -152,7 +152,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
     """Return a function of `tensors` that runs the portable forward kernel for calls like this one (see dispatch.py).
 
-    The launch has one program per row block. If `config` is None, the configuration is taken from the tables.
+    Each launch has one program per row block. If `config` is None, the configuration is taken from the tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)

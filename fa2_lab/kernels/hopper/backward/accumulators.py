@@ -6,12 +6,12 @@ accumulators, so they can keep the element order in which a matmul leaves its re
 its elements in groups of four, without shuffles or bank conflicts, and bwd_postprocess restores row-major order.
 Because rounding depends on the order of the additions, the last bits of dQ differ from run to run.
 
-If there are too few column blocks for all SMs, for example with few K/V heads, each column block is divided among
-several programs. Each program then processes only some of the row blocks, so dK and dV also need accumulators. During
-the backward pass, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, another 4 bytes
-per element of dK and dV. Rows are padded to whole blocks, and d is padded to 32, 64 or 128.
+If there are too few column blocks for all SMs, for example because there are few K/V heads, each column block is
+divided among several programs. Each program then processes only some of the row blocks, so dK and dV also need
+accumulators. During the backward pass, the accumulators take 4 bytes per element of dQ and, if column blocks are
+divided, another 4 bytes per element of dK and dV. Rows are padded to whole blocks, and d is padded to 32, 64 or 128.
 
-The accumulators of the matmuls for S and dP are initialized to −L/scale and −D instead of zero, which makes the tensor
+The accumulators of the matmuls for S and dP are initialized to −L/scale and −D instead of zero, so that the tensor
 cores perform the subtractions. The kernels call these initial values `acc_init`.
 """
 
@@ -44,7 +44,7 @@ def add_tile(x, accum, at, buffer):
 
 @gluon.jit
 def add_lines(x, accum, at, buffer):
-    """Store x, 64 or 128 lines, in the shared-memory `buffer`, and add it to `accum` with TMA at line `at`."""
+    """Store x (64 or 128 lines) in the shared-memory `buffer` and add it to `accum` with TMA, starting at line `at`."""
     tma.store_wait(0)  # wait until TMA has read the buffer's previous contents
     buffer.store(x)
     fence_async_shared()
@@ -55,7 +55,7 @@ def add_lines(x, accum, at, buffer):
 def to_fragment_order(x):
     """Reshape x from (64, W) to (2 · W, 32) in the element order of a consumer's registers, so that no data moves."""
     W: gl.constexpr = x.shape[1]
-    # A row's index is (warp, upper or lower 8 rows, lane), and a column's is (group of 8 columns, lane, element).
+    # A row index is (warp, upper or lower 8 rows, lane), and a column index is (group of 8 columns, lane, element).
     x = x.reshape([4, 2, 8, W // 8, 4, 2])
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
 
@@ -80,11 +80,11 @@ def cu_seqlens_in_order(cu_seqlens, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all accumulators, and write the initial accumulators of two matmuls: −L/scale for S and −D for dP.
+    """Zero all accumulators, and write the initial values of two matmuls' accumulators: −L/scale for S and −D for dP.
 
     For a row that sees no key or does not exist, S starts at −∞, which makes P zero. cu_seqlens_k is passed only if dQ
-    is accumulated in a fixed order. In that case, if the starts of packed sequences decrease, which is invalid, the
-    accumulators and the counters of semaphore.py are set to NaN instead of 0. Read as an integer, the bits of NaN
+    is accumulated in a fixed order. In that case, if the sequence starts are not in ascending order (invalid input),
+    the accumulators and the counters of semaphore.py are set to NaN instead of 0. Read as an integer, the bits of NaN
     exceed every position for which a writer waits, so no writer hangs. `tiles` is the number of (64, d_pad) tiles in
     `accum`.
     """
@@ -114,7 +114,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
     at = tl.cast(bh, tl.int64) * tokens + row
     if cu_seqlens_q is not None:
         at += begin
-    if dL is not None:  # if the loss also depends on L, dS has an additional term, P ∘ dL
+    if dL is not None:  # if the loss also depends on L, dS has the additional term P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
     sees_no_key = L_i == NEG_INF
@@ -126,7 +126,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Reorder, scale and round one tile of the accumulated dQ (or of dK or dV, if given), and write it to HBM."""
+    """Reorder, scale and round one tile of the accumulated dQ (or of dK or dV, if passed), and write it to HBM."""
     gdc_wait()  # wait for all additions to finish
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides

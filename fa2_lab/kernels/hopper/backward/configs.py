@@ -1,8 +1,8 @@
 """Select the configuration of a Hopper backward launch, and determine for which calls other kernels are faster.
 
 The configurations and costs were fitted to run times on an H200 with Triton 3.9. The measurements cover the paper's
-grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. For each problem, several numbers of parts
-per column block were timed. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
+grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. Each problem was timed with several numbers
+of parts per column block. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
 """
 
 import math
@@ -38,7 +38,7 @@ class BackwardConfig:
     dv_late: bool  # whether P dO starts only after dS is in shared memory, which saves registers
     dk_late: bool  # whether dS Q is deferred to the next step
     v_in_registers: bool  # whether half of V stays in registers
-    last_first: bool  # whether row blocks are visited in reverse order (the last one sees all column blocks)
+    last_first: bool  # whether row blocks are visited from last to first (the last one sees all column blocks)
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     skip_last_quarter: bool = False  # whether sums over d omit the last quarter of the d_pad columns, which is padding
 
@@ -61,7 +61,7 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     at d = 128, only calls with more than 2,048 rows benefit. Without a mask, dk_late makes calls 2 to 4% slower, and
     with Triton 3.9, it makes all calls up to 4% slower. v_in_registers takes 16 registers and makes calls 1 to 4%
     faster at d = 128, but calls with a mask or with `deterministic` do not have enough registers for it. last_first
-    makes long sequences 1 to 5% faster at d = 64, and short ones up to 6% slower at d = 128. With `deterministic`, at d
+    makes long sequences 1 to 5% faster at d = 64, but short ones up to 6% slower at d = 128. With `deterministic`, at d
     = 128 or under the causal mask, an instruction order without spills is 1 to 3% slower than one that spills up to 48
     bytes per thread.
     """
@@ -80,8 +80,8 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
 # For small problems, the portable kernels are faster because the host needs 25 µs for their two launches but 40 µs for
 # the three launches of the Hopper kernels. At d = 96 and d = 128, this saving exceeds the 2 to 6 µs that the portable
 # kernels lose on the GPU. The Hopper kernels are always chosen for grouped heads. They are also chosen for many rows
-# with few keys. In this case, only a few portable programs would run, since each of them owns up to 64 keys, and each
-# would loop over all rows, leaving most SMs idle for a long time.
+# with few keys. In this case, only a few portable programs would run, since each of them owns up to 64 keys. Each
+# program would loop over all rows, leaving most SMs idle for a long time.
 PORTABLE_IS_FASTER = {  # {largest d: limits}
     64: PortableLimits(512, 2, 2048),
     96: PortableLimits(256, 1, 700),
@@ -109,7 +109,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 # The cost of dividing a column block among programs. The unit is the time of one step, which processes one row block.
 PART_COST = {32: 1, 64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
 SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a constant, and a cost per column
-IDLE_SHARE = 1 / 5  # with a mask, idle time at the end of the kernel, as a share of the longest part's time
+IDLE_SHARE = 1 / 5  # with a mask, idle time at the end of the kernel, as a fraction of the longest part's time
 DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2
 
 

@@ -6,9 +6,9 @@ consumers, dS is also stored in shared memory. The matmul for a row block's dQ o
 next row block, and TMA then adds the result to dQ in HBM.
 
 The functions that start the matmuls are in products.py. This file determines the order in which the matmuls start and
-where their results are awaited. Some matmuls can start earlier or later, and configs.py lists the fastest order for
-each head dimension and mask. In all functions, c is a consumer's index, n counts the row blocks that this program has
-processed, and r counts its column blocks.
+where the consumers wait for the results. Some matmuls can start earlier or later, and configs.py lists the fastest
+order for each head dimension and mask. In all functions, c is a consumer's index, n counts the row blocks that this
+program has processed, and r counts its column blocks.
 """
 
 import triton
@@ -55,7 +55,7 @@ class BackwardSharedStorage:
     k: TmaPipeline
     v: TmaPipeline
     row_blocks: RowBlockPipeline
-    ds: gl.shared_memory_descriptor  # (2, 128, B_r): both consumers' dS, for this row block and the previous one
+    ds: gl.shared_memory_descriptor  # (2, 128, B_r): both consumers' dS for this row block and for the previous one
     ds_filled: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # (2, …): each consumer's partial dQ, which TMA adds to HBM
     mailbox: Mailbox
@@ -101,7 +101,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
             fields += dkv_turn, sem_index
             smem.mailbox.send(r, fields)
-            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that all tiles are zero
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that K and V are zero
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # wait for the previous kernel to end, because this kernel uses its results and accumulators
@@ -167,7 +167,7 @@ def receive(r, mailbox):
 
 @gluon.jit
 def load_kv(c: gl.constexpr, r, smem, geometry):
-    """Wait for the r-th column block's K and V, and return consumer c's rows of V as (64, d).
+    """Wait for the r-th column block's K and V, and return consumer c's rows of V as a (64, d) tile.
 
     If the call has key_lengths or a window with a left bound, first zero the rows of K and V that no query sees.
     """
@@ -298,7 +298,7 @@ def write_dk_dv(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
         if smem.semaphore.USED:
             smem.semaphore.pass_on(sem_index)
     else:
-        N_k = smem.mailbox.read(r, "length")  # used only for packed sequences
+        N_k = smem.mailbox.read(r, "length")  # needed only for packed sequences
         smem.mailbox.release(r)
         store(c, dv, dV, batch_or_end, head, col, N_k, smem)  # FA2.A2.L18
         store(c, dk * (scale_log2 * LN2), dK, batch_or_end, head, col, N_k, smem)  # FA2.A2.L18
@@ -323,7 +323,7 @@ def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
 
 @gluon.jit
 def writer(c: gl.constexpr, dq_accum, smem):
-    """Run consumer c's writer warp, which adds the consumer's partial dQ to HBM with TMA, in the fixed order."""
+    """Run consumer c's writer warp, which adds the consumer's partial dQ to HBM with TMA, in a fixed order."""
     n = 0
     r = 0
     steps = receive(r, smem.mailbox)

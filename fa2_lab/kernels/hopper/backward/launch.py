@@ -164,7 +164,7 @@ def prepare_main(
 
 
 def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConfig, divided: bool) -> Launch:
-    """Return the launch that writes dQ from its accumulators, and also dK and dV if `divided` is set.
+    """Return the launch that writes dQ from its accumulators, as well as dK and dV if `divided` is set.
 
     Each program processes one consumer's tile. There are two such tiles per row block and, for dK and dV together, four
     per column block.

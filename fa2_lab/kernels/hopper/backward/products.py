@@ -52,7 +52,7 @@ def start_dp(n, v, v_regs, do, smem):
 
 @gluon.jit
 def broadcast_init(init):
-    """Broadcast `init`, with one element per query row, to the shape (64, B_r) of a matmul accumulator."""
+    """Broadcast `init`, which has one element per query row, to the shape (64, B_r) of a matmul accumulator."""
     B_r: gl.constexpr = init.shape[1]
     init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, acc_layout(B_r)))
     return init

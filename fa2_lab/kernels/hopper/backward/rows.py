@@ -2,8 +2,8 @@
 
 A column block consists of 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see these
 keys belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs,
-each program processes only its part of these row blocks. The producer alone computes the indices of these row blocks
-and passes them to the consumers.
+each program processes only its part of these row blocks. Only the producer computes the indices of the row blocks, and
+it passes them to the consumers.
 """
 
 import triton
@@ -26,7 +26,7 @@ ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # used if dK and dV are accumulated in a fixed order (semaphore.py)
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
 )
-# used if dQ is accumulated in a fixed order
+# The fields of a row block if dQ is accumulated in a fixed order.
 ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))
 
 
@@ -34,7 +34,7 @@ ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))
 class RowBounds:
     """The rows that see a consumer's 64 columns, and the first row that sees the whole column block."""
 
-    begin: gl.tensor  # (64,), for each column, the first row that sees it
+    begin: gl.tensor  # (64,): for each column, the first row that sees it
     unmasked_from: gl.tensor  # the first row that sees the whole column block
     end: gl.tensor | gl.constexpr  # first row after those that see the first column, or None without a left bound
     CUT: gl.constexpr  # whether some tiles may need a mask

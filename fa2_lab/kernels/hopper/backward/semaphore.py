@@ -7,10 +7,10 @@ row block, the last column block that processes it adds first, and the other col
 
 No writer waits forever. A writer waits only for column blocks that the tile scheduler handed out earlier, and each of
 these column blocks, including a program's first one, was fetched by a program that is already running. This guarantee
-requires that the starts of packed sequences never decrease. If they decrease, some of the column blocks for which
-writers wait are never fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so
-that no writer waits at all. Under the causal mask, waits are short because the first rows that a column block processes
-see no column block further right.
+requires that the starts of packed sequences never decrease. If they do, some of the column blocks for which writers
+wait are never fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so that no
+writer waits at all. Under the causal mask, waits are short because the first rows that a column block processes see no
+column block further right.
 """
 
 import triton
@@ -41,7 +41,7 @@ class Semaphore:
     """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
 
     Each writer waits until the counter of the tile to which it adds reaches its turn. Counters start at 0. If the
-    starts of packed sequences decrease, which is invalid, the counters start past the last turn instead, so that no
+    starts of packed sequences decrease (invalid input), the counters start past the last turn instead, so that no
     writer waits forever. If USED is false, there are no counters, and no writer waits.
     """
 
@@ -70,7 +70,7 @@ class Semaphore:
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, row_blocks, accum, buffer):
-        """Writer: wait until consumer c may add its partial dQ for row block n, and add it to `accum` with TMA."""
+        """Writer: wait until consumer c may add its partial dQ for row block n, and then add it to `accum` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         sem_index = row_blocks.read(n, "row_block_id") * CONSUMERS + c
         self.wait(sem_index, row_blocks.read(n, "dq_turn"))
@@ -90,7 +90,7 @@ class Semaphore:
     def pass_on(self, sem_index):
         """Increment the counter with index `sem_index` once all of TMA's additions are in memory.
 
-        The next consumer can then add to the tile.
+        This allows the next consumer to add to the tile.
         """
         gl.inline_asm_elementwise(PTX_WAIT_BULK_GROUP, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # the thread that started the TMA addition may not be the one that increments the counter

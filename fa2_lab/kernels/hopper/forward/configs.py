@@ -61,7 +61,7 @@ class ForwardConfig:
     stages: int  # number of stages in K's ring, and also in V's ring
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
-    separate_O_buffer: bool = True  # whether O is copied to HBM from its own buffer instead of from Q's buffer
+    separate_O_buffer: bool = True  # whether O is copied to HBM from a buffer of its own instead of from Q's buffer
     low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
     skip_last_quarter: bool = False  # whether Q Kᵀ leaves out the last quarter of the d_pad columns, which is padding
 
@@ -111,8 +111,8 @@ ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, 
 # cuts most tiles, and unmasked rows that leave much of the last tile empty. At d = 64, they also suit unmasked rows
 # that are so short that an earlier start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
-# This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths.
-# Its variant has half as many keys per tile.
+# This configuration is used at d = 64 if N_q leaves much of the last block of 192 rows empty, and for causal calls with
+# key_lengths. Its variant has half as many keys per tile.
 TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # This configuration suits calls with many rows and d from 72 to 128 because it reads K and V only once per 192 rows.
@@ -144,8 +144,8 @@ UNMASKED_TIMES = {  # {d_pad: times}
 }
 
 # Under the causal mask, row blocks take different amounts of time, so they cannot be modeled as rounds. Instead, the
-# first matching case is used. If N_k is at least 1.5 N_q and the call has no key_lengths, row blocks differ so little
-# that UNMASKED_TIMES is used.
+# first matching case is used. If N_k is at least 1.5 N_q and the call has no key_lengths, however, row blocks differ so
+# little that UNMASKED_TIMES is used.
 CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
     64: [
         CausalCase(2.5, NO_LIMIT, None, ONE_CONSUMER[64]),
@@ -224,7 +224,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
         times = UNMASKED_TIMES[d_pad]
         times = [case for case in times if not (has_key_lengths and case.config == THREE_CONSUMERS)]
         config = min(times, key=time).config
-        if causal and config == DEFAULT[128]:  # ping-pong keeps consumers with unequal numbers of tiles in step
+        if causal and config == DEFAULT[128]:  # ping-pong keeps consumers in step if they have unequal numbers of tiles
             config = replace(config, ping_pong=True)
     masked = causal and config == DEFAULT[64]  # the mask takes additional registers, so the compiler has to save some
     config = for_d(config, d)
@@ -232,7 +232,9 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper forward kernel is the fastest choice. `heads` counts the whole batch's query heads."""
+    """Return whether the Hopper forward kernel is the fastest choice.
+
+    `heads` is the number of query heads over all batch entries."""
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q

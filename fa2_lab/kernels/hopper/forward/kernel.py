@@ -48,7 +48,7 @@ HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False})
 class ForwardSharedStorage:
     """A thread block's buffers and barriers in shared memory, and the launch's configuration."""
 
-    q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage that Q shares with O
+    q: TmaPipeline  # two stages per consumer so that the next Q arrives early, or one stage, which Q then shares with O
     k: TmaPipeline
     v: TmaPipeline
     o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before it is copied to HBM
@@ -64,8 +64,9 @@ class ForwardSharedStorage:
 def producer(Q, K, V, smem, scheduler, geometry):
     """Run the producer warp, which announces row blocks to the consumers and starts each copy once its stage is empty.
 
-    Each tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
-    releases a tile of V together with the next tile of K. Therefore, if K's stage is empty, V's stage is empty as well.
+    Each tile of V is needed one step later than the corresponding tile of K, so K is copied one tile ahead of V. A
+    consumer releases a tile of V together with the next tile of K. Therefore, if K's stage is empty, V's stage is empty
+    as well.
     """
     CONSUMERS: gl.constexpr = smem.config.consumers
     n = 0  # number of tiles of K (and of V) loaded so far
@@ -109,8 +110,8 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # Two intervals of tiles matter: all_begin … all_end − 1 for all consumers, and begin … end − 1 for this one.
-        # If this consumer's rows are past the last row, it has no tiles, and end = begin.
+        # Two intervals of tiles matter: all_begin … all_end − 1 for the whole row block, and begin … end − 1 for this
+        # consumer. If this consumer's rows are past the last row, it has no tiles, and end = begin.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
@@ -123,7 +124,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
             drain_tile(c, n + j, smem)
         if end > begin:
             store_row, store_geometry = row, sequence
-            if geometry.cu_seqlens_q is not None:  # keep only row − N_q for store(), to save one register
+            if geometry.cu_seqlens_q is not None:  # for store(), keep only row − N_q, which saves one register
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             n_first = n + all_end - end
             o, m, l = process_row_block(c, n_first, q, q_tile, row, begin, end, length, smem, sequence, scale_log2)
@@ -225,8 +226,8 @@ def hide_row_sum(row):
     """Return `row` unchanged, but prevent the compiler from recognizing that `row` is a sum.
 
     Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the results in registers. With
-    Triton 3.7 at d = 64, this requires two registers more than are available. With other versions, there are enough
-    registers, so this function, which costs up to 1% of the speed, is not used.
+    Triton 3.7 at d = 64, this requires two registers more than are available. With other Triton versions, there are
+    enough registers, so this function is not used, because it costs up to 1% of the speed.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
@@ -249,8 +250,8 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.config.d_pad)
-    # ptxas moves this wait up, ahead of nearly all exponentials. Adding p_next to `deps` does not help: it has no
-    # effect without a mask, and causes register spills at d = 64 under the causal mask.
+    # ptxas moves this wait up, ahead of nearly all exponentials. Adding p_next to `deps` does not help: without a mask,
+    # it has no effect, and at d = 64 under the causal mask, it causes register spills.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     smem.k.release(n)  # also releases V's tile n − 1
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
@@ -258,7 +259,7 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, smem):
-    """Start the matmul Q Kᵀ for consumer c's n-th tile. Its result is valid only after warpgroup_mma_wait()."""
+    """Start the matmul Q Kᵀ for consumer c's n-th tile. The result is valid only after warpgroup_mma_wait()."""
     k = smem.k.wait(n)
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, acc_layout(B_c))

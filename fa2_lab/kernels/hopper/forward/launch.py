@@ -50,8 +50,8 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     """Return the launch of the Hopper forward kernel, with at most one program per SM.
 
-    For packed sequences, the configuration is chosen as if all sequences had equal lengths or, if one sequence is known
-    to dominate the work, as if all rows belonged to a single sequence.
+    For packed sequences, the configuration is normally chosen as if all sequences had equal lengths. If one sequence is
+    known to account for most of the work, it is chosen as if all rows belonged to a single sequence.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, has_key_lengths = options.causal, tensors.key_lengths is not None

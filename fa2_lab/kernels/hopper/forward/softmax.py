@@ -7,9 +7,9 @@ these four partial sums are added after the last tile.
 m need not be the maximum, because any value used in its place cancels out of O and L. Its only purpose is to keep p
 from overflowing. m therefore lags behind the maximum. A warp updates m only when a score in one of its rows, as an
 exponent of 2, exceeds m by more than 8. Until then, p is at most 256, and o need not be rescaled. The loss of accuracy
-was measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, O's error is 3 to 4%
-larger. If one element in a thousand is an outlier, the error is 10 to 17% larger, because, with the exact maximum, a
-row's largest p is 1, which needs no rounding.
+was measured by `fa2-lab bench accuracy` on an H200 in bf16. O's error is 3 to 4% larger than with the exact maximum. If
+one element in a thousand is an outlier, the error is 10 to 17% larger, because, with the exact maximum, a row's largest
+p is 1, which needs no rounding.
 
 Computing p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the
 FMAs, the FMAs can start while the tensor cores are still busy. m itself is a product with scale_log2 and is rounded.
@@ -91,7 +91,7 @@ def lane_row_max(x):
 
 # Work that most warps can skip ---------------------------------------------------------------------------------
 
-# This PTX updates m, row_scale and alpha of one row in place. `top` is this lane's largest score, and $12 is
+# This PTX updates the m, row_scale and alpha of one row in place. `top` is this lane's largest score, and $12 is
 # scale_log2. 0f4D800000 is 2²⁸, and the mask 0x7f800000 rounds a positive number down to a power of two.
 PTX_UPDATE_ROW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
@@ -137,7 +137,8 @@ def update_row_max(m, row_scale, top, scale_log2):
 def multiply_unless_one(n):
     """Return PTX that multiplies n elements of o by their row's alpha, unless alpha is 1 in every row of the warp.
 
-    Each thread has elements in two rows, r and r + 8. The elements must alternate between these rows in pairs.
+    Each thread has elements in two rows, r and r + 8. The elements must come in pairs that alternate between these
+    rows.
     """
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]

@@ -86,8 +86,8 @@ def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: i
 def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
     """Return two values that all descriptors of fp32 matrices with the same swizzle share.
 
-    The first is an empty CPU tensor that stands in for the matrix until its address is known, and the second is the
-    layout of a block in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for no swizzle.
+    The first value is an empty CPU tensor that stands in for the matrix until its address is known. The second value is
+    the layout of a block in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for no swizzle.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 

@@ -1,7 +1,7 @@
 """The geometry of a call to the Hopper kernels: the order of its blocks, and the keys that each row sees.
 
 Rows are divided into blocks of B_r, and keys into blocks of B_c. In the forward pass, each program fetches row blocks
-and loops over tiles of B_c keys. In the backward pass, it fetches column blocks and loops over row blocks.
+and loops over tiles of B_c keys. In the backward pass, each program fetches column blocks and loops over row blocks.
 """
 
 import triton
@@ -22,7 +22,7 @@ class Scheduler:
     for the same blocks.
     """
 
-    counter: gl.tensor  # pointer to two counters: fetched blocks and finished programs
+    counter: gl.tensor  # pointer to two counters: the fetched blocks and the finished programs
     blocks: gl.tensor  # number of blocks per head
     heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # number of heads processed concurrently: see block_coord()
@@ -216,12 +216,12 @@ class Geometry:
 
     @gluon.jit
     def row_begin(self, col):
-        """Return the first row that sees key `col`, provided that `col` is a real key. The result can be negative."""
+        """Return the first row that sees key `col`, which must be a real key. The result can be negative."""
         return col + self.N_q - self.N_k - self.right if self.HAS_RIGHT_BOUND else 0
 
     @gluon.jit
     def row_end(self, col):
-        """Return the first row after those that see key `col`, if there is a left bound. The result can be negative."""
+        """Return the first row after those that see key `col`. A left bound is required. The result can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit

@@ -18,8 +18,8 @@ def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
 
     One pair of counters per stream is enough because launches that use the counters never overlap on a stream. Of the
     kernels that use them, only backward_kernel can start before the preceding kernel has ended, and that preceding
-    kernel, bwd_preprocess, does not use the counters. A CUDA graph gets its own counters. So does any call that torch
-    may trace (`in_custom_op`), because memory allocated while torch warms up a graph also belongs to the graph.
+    kernel, bwd_preprocess, does not use the counters. A CUDA graph gets its own counters, and so does any call that
+    torch may trace (`in_custom_op`), because memory allocated while torch warms up a graph also belongs to the graph.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if in_custom_op or torch.cuda.is_current_stream_capturing():
@@ -28,10 +28,10 @@ def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
 
 
 def even_l2_group(heads: int, least: int) -> int:
-    """Return how many heads to process concurrently so that the last round is as full as possible.
+    """Return the number of heads to process concurrently so that the last round is as full as possible.
 
     The result is between `least` and 2 · `least`. If the last round contained only a few heads, their long blocks would
-    run alone, which has been measured to make calls up to 23% slower.
+    run alone. In measurements, this made calls up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
@@ -45,7 +45,7 @@ def smallest_fitting(d: int, table: dict[int, Any]) -> Any:
 def skips_last_quarter(d: int, d_pad: int) -> bool:
     """Return whether matmuls that sum over d leave out the last quarter of the d_pad columns, which is padding.
 
-    For d_pad above 128, they never do, because the gain was measured only up to 128.
+    If d_pad is above 128, they never do, because the gain was measured only up to 128.
     """
     return d_pad <= 128 and 4 * d <= 3 * d_pad
 
@@ -69,7 +69,7 @@ def pack_gqa(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, 
 
     `others` are tensors shaped like Q. Without a mask, all rows of these query heads see the same keys. Therefore, g
     heads of N rows can be computed as one head of g · N rows, which has fewer partly empty row blocks. If there is a
-    mask, key_lengths or packed sequences, or if a tensor is not contiguous, return all tensors unchanged.
+    mask, if there are key_lengths or packed sequences, or if a tensor is not contiguous, return all tensors unchanged.
     """
     Q, K = tensors.q, tensors.k
     unmasked = options.bounds == (None, None) and tensors.key_lengths is tensors.sequences is None

@@ -43,7 +43,7 @@ def new_int_records(names: gl.constexpr, stages: gl.constexpr):
 def record_stride(names):
     """Return the number of elements reserved per record: the number of fields, rounded up to a power of two.
 
-    With a power of two, a field's address can be computed without a multiplication.
+    Because this number is a power of two, a field's address can be computed without a multiplication.
     """
     return 1 << (len(names) - 1).bit_length()
 

@@ -19,7 +19,7 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 
     USED must be false if no warp ever waits on the barriers. In that case, the barriers are not initialized, because
     the compiler reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would
-    contain 0x1ffffe, the bits of a new barrier, after the GPU has paused and resumed a process.
+    contain 0x1ffffe, the bits of a new barrier, once the GPU has paused and resumed a process.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -41,7 +41,7 @@ class TmaPipeline:
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
     filled: gl.shared_memory_descriptor  # one barrier per stage, on which consumers wait for the producer's copy
-    emptied: gl.shared_memory_descriptor  # one barrier per stage, on which the producer waits for all consumers
+    emptied: gl.shared_memory_descriptor  # one barrier per stage, on which the producer waits until the stage is empty
     stages: gl.constexpr
     OWN_EMPTY_BARRIERS: gl.constexpr  # whether the ring uses its own `emptied` barriers instead of another ring's
 
@@ -100,7 +100,7 @@ class PingPong:
     The last consumer is followed by consumer 0. If USED is false, consumers do not wait for each other.
     """
 
-    # One barrier per consumer, on which the consumer waits until the preceding consumer has started.
+    # One barrier per consumer, on which the consumer waits until the preceding one has started its matmuls.
     begun: gl.shared_memory_descriptor
     consumers: gl.constexpr
     USED: gl.constexpr
@@ -167,9 +167,9 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def matmul_over_d(a, b, acc, SKIP_LAST_QUARTER: gl.constexpr, USE_ACC: gl.constexpr = True):
-    """Start the matmul a bᵀ, and return its accumulator. If USE_ACC is set, the accumulator starts at acc.
+    """Start the matmul a bᵀ, and return its accumulator. If USE_ACC is set, the accumulator is initialized to acc.
 
-    With SKIP_LAST_QUARTER, the matmul leaves out the last quarter of the columns of a and b, which is padding.
+    If SKIP_LAST_QUARTER is set, the matmul leaves out the last quarter of the columns of a and b, which is padding.
     """
     HALF: gl.constexpr = a.shape[1] // 2
     if SKIP_LAST_QUARTER:
