@@ -102,7 +102,7 @@ def from_dict(data: dict) -> Record:
 
 
 def ladder_baseline(names: Collection[str]) -> str:
-    """Return the implementation to compare the ladder's rungs with: the first of LADDER_BASELINES in `names`."""
+    """Return the implementation with which to compare the ladder's rungs: the first of LADDER_BASELINES in `names`."""
     return next(name for name in LADDER_BASELINES if name in names)
 
 

@@ -7,7 +7,8 @@ In transformers, a mask is a function of a row and a column. This module compute
 range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and several
 concatenated sequences, given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, a softcap and a KV cache
 work without further configuration. If a row sees more than one range, the module raises an error that names the mask.
-On each model call, the module reads the padding and the sequence boundaries, which makes the host wait for the GPU.
+In each call of the model, the module reads the padding and the sequence boundaries, which makes the host wait for the
+GPU.
 
 With a static cache, `generate` builds the mask before it calls the model and, on a GPU, also compiles the model. Each
 call then receives the whole cache, and a separate tensor holds the number of keys stored in it so far, so that the
@@ -219,7 +220,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute one layer's attention in the form that transformers expects.
 
-    Return O (batch, N, heads, d), and None in place of the attention weights.
+    Return O (batch, N, heads, d), and None instead of the attention weights.
     """
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
@@ -260,7 +261,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """Return the mask for a model that does not pass one. `size` is (batch, 1, rows, columns)."""
+    """Return the mask for a model that does not pass a mask. `size` is (batch, 1, rows, columns)."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

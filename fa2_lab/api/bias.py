@@ -23,7 +23,8 @@ CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {captured
 def check_bias(bias: Any, reference: bool) -> None:
     """Raise an error unless `bias` is None or a @triton.jit function of (head, row, column).
 
-    If `reference` is True, the bias may also be written in NumPy, and it is tried out on small arrays.
+    If `reference` is True, the bias may also be written in NumPy, and it must work on two small arrays, which are
+    passed to it here.
     """
     if bias is None:
         return

@@ -41,7 +41,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
     """Raise an error unless x is a floating-point tensor with the given number of dimensions.
 
     If q is given, x must also have q's dtype and device. In the error message, `name` is the name of x, and `takes`
-    describes a valid x.
+    describes the valid values of x.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
@@ -385,7 +385,7 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Return whether torch is tracing this call rather than running it, so that the call must use a custom operator.
+    """Return whether torch is tracing this call rather than running it. If so, the call must use a custom operator.
 
     torch traces calls under torch.compile and torch.export, and calls on fake tensors. The function also returns True
     for meta tensors and tensor subclasses.

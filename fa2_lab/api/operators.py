@@ -129,7 +129,7 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
     """Return (dQ, dK, dV, dsinks). dsinks is None if the call has no sinks.
 
     In eager mode, the kernels are called directly. During tracing, or if the gradients themselves need gradients, the
-    custom operator fa2_lab::backward is called instead, which rejects second derivatives.
+    custom operator fa2_lab::backward, which rejects second derivatives, is called instead.
     """
     check_transforms(dO, dL)
     if dO is None and dL is None:

@@ -110,7 +110,7 @@ def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]
 
 
 def with_at_least_one_key(tensors: Tensors) -> Tensors:
-    """Return `tensors`, with one masked key added if there are no keys. The reference needs at least one key."""
+    """Return `tensors`, with one masked key added if there are no keys, because the reference needs a key."""
     if tensors.k.shape[2]:
         return tensors
     k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))

@@ -111,13 +111,13 @@ class Exchange:
 
 
 def ranks_by_value(values: Sequence) -> str:
-    """Return text that lists the ranks that have each value, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return text that lists which ranks have which value, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     distinct = [x for n, x in enumerate(values) if x not in values[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(values) if y == x)}: {x!r}" for x in distinct)
 
 
 def encode_header(header: dict) -> torch.Tensor:
-    """Return a header encoded as a byte tensor of fixed length, which can be sent as it is."""
+    """Return a header encoded as a byte tensor of fixed length."""
     text = json.dumps(header).encode()
     if len(text) > HEADER_BYTES:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER_BYTES // 8])).encode()
@@ -140,7 +140,7 @@ def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None
 
 @contextmanager
 def explaining_lost_ranks(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Replace gloo's errors about a timeout or a closed connection in the `with` block by one that explains the cause.
+    """If gloo reports a timeout or a closed connection in the `with` block, raise an error that explains the cause.
 
     After such an error, the gloo group for `group` and `timeout` is no longer usable.
     """

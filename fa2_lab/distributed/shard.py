@@ -1,4 +1,4 @@
-"""Functions that split a tensor along its sequence into one shard per rank and join the shards again."""
+"""Functions that split a tensor along its sequence dimension into one shard per rank and join the shards again."""
 
 import torch
 import torch.distributed as dist

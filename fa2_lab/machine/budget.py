@@ -8,7 +8,7 @@ Registers hold the fp32 accumulators and the scores, spread evenly over the thre
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
 A compiler can use more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
 (Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
-correctly whether registers spill. The kernels that it wrongly predicts not to spill have at most about 100 spill
+correctly whether registers spill. The kernels for which it wrongly predicts no spills have at most about 100 spill
 instructions, whereas other compilations have up to 12,000. The predicted amount of shared memory is within 20% of what
 the compiled kernel uses.
 

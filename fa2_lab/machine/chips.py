@@ -39,7 +39,7 @@ class Chip:
     hbm_bytes: int
     hbm_bytes_per_second: float  # bytes per second
     l2_bytes: int
-    link_bytes_per_second: float  # bytes per second to other GPUs in one direction; datasheets add both directions
+    link_bytes_per_second: float  # bytes per second to other GPUs in one direction; datasheets add up both directions
 
 
 # The tables ------------------------------------------------------------------------------------------------------

@@ -101,6 +101,6 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of these 16-byte chunks in one group of banks. A result of 1 means no conflict."""
+    """Return the largest number of 16-byte chunks in `offsets` that share a group of banks. 1 means no conflict."""
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

@@ -101,7 +101,7 @@ def rung_gain(record: Record, before: str, after: str, causal: bool = False, d: 
 
 
 def forward_row(record: Record, causal: bool, d: int) -> Measurement | None:
-    """Return the measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None if there is none."""
+    """Return the forward measurement for 16,384 tokens in sequences of length 4,096, or None if there is none."""
     for row in record.rows:
         p = row.problem
         shape = (p["N_q"], p["batch"] * N, p["heads"] * p["d"], p["d"], p["causal"])

@@ -74,7 +74,7 @@ class Shares:
     def readers(self, head: int) -> range:
         """Return the range of programs that work on a head.
 
-        A program that works on a head alone finishes it. Otherwise, each program stores a partial result.
+        If a single program works on the head, it stores the result. Otherwise, each program stores a partial result.
         """
         first = self.first_unit(head)
         return range(first // self.share, (first + self.tiles[head]) // self.share + 1)

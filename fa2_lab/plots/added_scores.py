@@ -1,4 +1,4 @@
-"""Plot of the values that ALiBi, a window, a tree and distance buckets add to each score, by row and column."""
+"""Plot, by row and column, of the values that ALiBi, a window, a tree and distance buckets add to the scores."""
 
 import numpy as np
 

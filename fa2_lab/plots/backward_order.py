@@ -8,7 +8,7 @@ from fa2_lab.plots import backward_step, rung_timeline, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """Return the arguments of draw(): the jobs in two orders, and the share of time that the tensor cores are busy.
+    """Return the arguments of draw(): the jobs in two orders, and the share of time in which the tensor cores are busy.
 
     A job is a tuple (unit, consumer, label, start, end), with times in clock cycles.
     """

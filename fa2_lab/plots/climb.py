@@ -47,8 +47,9 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     """Draw the speed of each rung relative to that of `peer`.
 
     A bar shows the speed without a mask, and a dot shows the speed under the causal mask. The largest gains, listed in
-    JUMPS, are numbered. Each one is labelled with its number and speedup, on the bar of its last rung. The bar of a
-    change that reduces the speed has no fill. `peer` is (name, TFLOP/s without a mask, TFLOP/s under the causal mask).
+    JUMPS, are numbered. On the bar of its last rung, each of them is labelled with its number and its speedup. The bar
+    of a change that reduces the speed has no fill. `peer` is (name, TFLOP/s without a mask, TFLOP/s under the causal
+    mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

@@ -11,7 +11,7 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     The first schedule is static and processes one head after another. The other two process `at_once` heads at a time,
     one with static and one with dynamic scheduling.
     """
-    # The number of tiles in each row block of one head, heaviest first.
+    # The number of tiles in each row block of one head, from the heaviest to the lightest.
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()
     costs = tiles * heads, [n for n in tiles for _ in range(at_once)] * (heads // at_once)
     head_by_head, side_by_side = ([grid.BlockWork(0, n, cost) for n, cost in enumerate(order)] for order in costs)

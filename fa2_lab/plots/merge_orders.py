@@ -52,7 +52,7 @@ TITLES = {
 
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
-    """Draw the states of all key blocks and, below them, each order of merging them.
+    """Draw the states of all key blocks and, below them, their merges in each order.
 
     Each state is drawn as a bar across the key blocks that it covers, labelled with m, l and o. The last state has a
     thick edge.

@@ -160,7 +160,7 @@ def _set_scale(ax: Axes, ylim: tuple[float, float]) -> None:
 
 
 def slower_implementations(rows: list[Ratios]) -> str:
-    """Return a sentence with the number of rows in which each of SLOW_PEERS is slower than fa2_lab by median."""
+    """Return a sentence that states in how many rows each of SLOW_PEERS is slower than fa2_lab by median."""
     counts = []
     for peer in SLOW_PEERS:
         found = [middles[peer] for *_, ratios in rows if peer in (middles := medians(ratios))]

@@ -4,8 +4,8 @@
     own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost), for settings of your own
 
-Methods are named as in rates.METHODS. Cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
-a method, data() returns the measured ladder of chapter 10, with the DRAM traffic that the hardware counted.
+Methods are named as in rates.METHODS. Cost.limit(chip) returns the slowest unit and the seconds that it takes. If no
+method is given, data() returns the measured ladder of chapter 10, with the DRAM traffic that the hardware counted.
 
 rooflines.py defines the rooflines in the chapters.
 """

@@ -10,7 +10,7 @@ PRODUCER_REGISTERS = 24  # registers per producer thread in forward_kernel witho
 
 
 def data() -> dict:
-    """Return, for four configurations, the KiB of each tensor's buffer and each consumer's registers per thread."""
+    """Return, for four configurations, each tensor's buffer size in KiB and each consumer's registers per thread."""
     shared, registers = {}, {}
     for name, d in CONFIGS:
         config = getattr(configs, name)

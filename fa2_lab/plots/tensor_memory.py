@@ -6,7 +6,7 @@ KiB = 1024
 
 
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
-    """Return each tensor's KiB of registers for 64 rows (Hopper), and its columns of tensor memory (Blackwell)."""
+    """Return the KiB of registers that each tensor takes for 64 rows (Hopper), and its columns of tensor memory."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
     words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # number of 4-byte columns; a lane holds one row of a row block
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)
@@ -16,8 +16,8 @@ def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> di
 def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: int, B: int) -> style.Drawn:
     """Draw a Hopper SM and a Blackwell SM, from shared memory at the top to the exponential units at the bottom.
 
-    `registers` maps each tensor to its KiB of registers on Hopper, and `words` maps each tensor to its columns of
-    tensor memory on Blackwell. Tensor memory has `columns` columns, which hold `room` KiB. A row block has B rows.
+    `registers` is {tensor: KiB of registers on Hopper}, and `words` is {tensor: columns of tensor memory on Blackwell}.
+    Tensor memory has `columns` columns, which hold `room` KiB. A row block has B rows.
     """
     caption = (
         "Hopper keeps S and O in registers, and Blackwell has a tensor memory for them. On Hopper, a consumer keeps"

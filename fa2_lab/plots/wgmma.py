@@ -19,7 +19,8 @@ def data(d: int = 128, B_c: int = 128) -> dict:
 
 # (width of one element, margin around a matrix, gap for the × or = sign), on a page and on a phone, in data units.
 PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)
-# The distance to the second matmul, and the space above (on a page and on a phone) and below the right operand.
+# The distance to the second matmul, the space above the right operand (on a page and on a phone), and the space below
+# it.
 DOWN, ABOVE, BELOW = 1.95, (0.52, 0.86), 0.12
 
 

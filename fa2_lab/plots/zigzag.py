@@ -30,8 +30,8 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
     """Show the rank that computes each part of a causal S under two layouts, and the number of tiles on each rank.
 
-    `owners` is {layout: array with the rank of each pair of pieces, or −1 if nothing is visible}. `tiles` is {layout:
-    number of tiles on each rank}.
+    `owners` is {layout: array with the rank that computes each pair of pieces, or −1 if nothing is visible}. `tiles` is
+    {layout: number of tiles on each rank}.
     """
     caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
     figure, axes = style.new_stacked_figure(

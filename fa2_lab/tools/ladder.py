@@ -131,7 +131,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the ladder's table as text, followed by the reason for each prediction that is off by more than 10%."""
+    """Return the ladder's table as text, followed by an explanation of each prediction that is off by more than 10%."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]

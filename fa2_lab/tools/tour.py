@@ -237,7 +237,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Return one row of the tour's table, which is at most 80 columns wide unless the stage's note is too long."""
+    """Return one row of the tour's table, which is at most 80 columns wide unless the stage has a longer note."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace

@@ -1,4 +1,4 @@
-"""A process that compiles, but does not run, every launch of one call for one chip, and prints the results as JSON."""
+"""A process that compiles every launch of one call for one chip without running it and prints the results as JSON."""
 
 import json
 import re
