@@ -41,8 +41,8 @@ class Mask:
     causal      If True, no column to the right of the diagonal is visible.
     key_length  The number of keys. Columns at or beyond this index are padding.
     allowed     A boolean array (N_q, N_k) that is True for each visible key.
-    window      A pair (left, right): a row sees from `left` columns before the diagonal to `right` columns after it.
-                None means unbounded.
+    window      A pair (left, right): a row sees the columns from diagonal − left to diagonal + right. A bound of None
+                means that there is no limit.
     bias        A function of (row, column), two integer arrays, that returns the values to add to the scores. `row` is
                 the query's position among the keys: the column where its row meets the diagonal. −∞ masks a key.
 
@@ -207,7 +207,7 @@ def check_window(window: object) -> tuple[int | None, int | None]:
 def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
     """Return `value` as a float. Raise an error unless it is a real number and fits(value) is true.
 
-    The error message calls the argument `name`, and describes valid values with `takes`.
+    The error message calls the argument `name` and describes valid values with `takes`.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")

@@ -45,8 +45,8 @@ class Interval(masking_utils.BlockMask):
     left: int | None  # columns visible to the left of the diagonal, as in attention(window=…); None means all
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
-    first: list[int] | None = None  # index of each batch entry's first key, if any entry is padded on the left
-    lengths: Tensor | None = None  # number of keys per batch entry, if padding or unused cache slots follow them
+    first: list[int] | None = None  # index of each batch entry's first key, or None if no entry is padded on the left
+    lengths: Tensor | None = None  # number of keys per batch entry, if padding or unused cache slots may follow them
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
 

@@ -142,7 +142,7 @@ def attention(
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
     """Return the seed as an int64 tensor of shape (1,) on the given device, without waiting for the device.
 
-    If `seed` is None, draw it from torch's generator, which also works in a CUDA graph.
+    If `seed` is None, torch's generator draws the seed, even in a CUDA graph.
     """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

@@ -175,7 +175,7 @@ def check_key_lengths_values(key_lengths: Tensor, N_k: int) -> None:
 
 
 def check_kv_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    """Raise an error unless q, k_pages and v_pages are valid, matching arguments of attention_paged()."""
+    """Raise an error unless q, k_pages and v_pages are valid arguments of attention_paged() that match each other."""
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)

@@ -45,7 +45,7 @@ class GivenOptions(NamedTuple):
     backend: str
     num_splits: int | None
     dropout_p: float
-    dominant_sequence: bool  # whether one sequence accounts for most of the work, judging by max_seqlen_q
+    dominant_sequence: bool  # whether one sequence accounts for most of the work, according to max_seqlen_q
 
 
 def given_options(

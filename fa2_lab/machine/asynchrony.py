@@ -3,7 +3,7 @@
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. The units (copy engine, tensor cores, exponential lanes) execute the jobs. Copies run
 concurrently, each at full speed. The other units execute each actor's jobs in order. If several actors have jobs for
-such a unit, it either divides its time equally among the actors, or executes all jobs in the order in which they were
+such a unit, it either divides its time equally among the actors or executes all jobs in the order in which they were
 started. The simulation offers both policies because NVIDIA does not document how a GPU divides its tensor cores among
 warps.
 """

@@ -1,4 +1,4 @@
-"""A model of a thread block's shared memory and registers, which predicts whether a block size fits on an SM.
+"""A model that predicts from a thread block's shared memory and registers whether a block size fits on an SM.
 
 Shared memory holds the loaded tiles. A tile loaded only once has a single buffer, whereas each tile loaded in a loop
 has `stages` buffers, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s,
@@ -100,7 +100,7 @@ def fit(
     itemsize: int = 2,
     kernel: str = "forward",
 ) -> Fit:
-    """Return the Fit of a thread block of this size, which shows whether the block can run on the chip without spills.
+    """Return the Fit that shows whether a thread block of this size can run on the chip without spills.
 
     Each tile loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """

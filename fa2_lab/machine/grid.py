@@ -98,7 +98,7 @@ def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
     """Return the thread blocks of FA2, one per head and row block (forward) or column block (backward).
 
-    A block's cost is the number of tiles that it computes, not counting skipped tiles.
+    A block's cost is the number of tiles that it computes. Skipped tiles are not counted.
 
     With the order "rows", the blocks are launched head by head in index order. Under a causal mask, each head then
     begins with its lightest block in the forward pass, and with its heaviest block in the backward pass. With

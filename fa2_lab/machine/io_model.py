@@ -212,7 +212,7 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
     """Count the operations in lines 10 to 16 of FA1's Algorithm 2 for a b × c tile, which has bc = b · c scores.
 
-    These lines rescale both o and the new term, and divide by l.
+    These lines rescale both o and the new term and divide both by l.
     """
     add, multiply = 2 * bc + b * d + 2 * b, bc + 2 * b * d + 5 * b
     return Counter(matmul=4 * bc * d, exp=bc + 2 * b, add=add, multiply=multiply, maximum=bc, divide=b)
@@ -238,7 +238,7 @@ def fa2_forward_end(b: int, d: int) -> Counter[str]:
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
     """Count the operations in lines 11 to 22 of FA1's Algorithm 4 for a b × c tile, which has bc = b · c scores.
 
-    These lines recompute D in every tile, and divide P by l.
+    These lines recompute D in every tile and divide P by l.
     """
     add, multiply = 2 * bc + 2 * b * d + 2 * c * d - b, 3 * bc + 2 * b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply, divide=b)

@@ -35,8 +35,8 @@ class Rates:
 def rates(chip: Chip) -> Rates:
     """Return a chip's rates. All except the L2 rate are taken from the manufacturer's specifications.
 
-    The L2 rate is the rate measured on this chip, if there is a record of it. Otherwise, it is the A100's published
-    number of bytes per clock, multiplied by this chip's clock frequency.
+    If an L2 rate has been recorded on this chip, it is used. Otherwise, the L2 rate is the A100's published number of
+    bytes per clock, multiplied by this chip's clock frequency.
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured_rates(chip).get("L2 TB/s")
@@ -129,8 +129,8 @@ def cost(
     """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. N_q defaults to N.
 
     `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as if S were one
-    tile. Its matmuls request their operands repeatedly, but only the first request for Q, K and V reaches DRAM because
-    L2 serves the others. Decode splits the keys, so every SM has work.
+    tile. Its matmuls request their operands repeatedly, but only the first request for Q, K and V reaches DRAM, because
+    L2 serves all later requests. Decode splits the keys, so every SM has work.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")

@@ -1,4 +1,4 @@
-"""Number formats simulated in NumPy, which show how rounding affects attention if everything else is exact.
+"""Simulations of number formats in NumPy, which show how rounding affects attention if everything else is exact.
 
 `rounded` in examine/cases.py rounds to any format, given its number of mantissa bits including the leading 1. This
 module adds the FP8 format E4M3, which has four mantissa bits, and the scales and the rotation that FlashAttention-3
@@ -74,7 +74,7 @@ def scaled_e4m3(X: np.ndarray, rows: int) -> np.ndarray:
 
 
 def rotation(d: int, seed: int = 0) -> np.ndarray:
-    """Return a random orthogonal matrix (d, d), which is a Hadamard matrix scaled by 1/√d with random row signs.
+    """Return a random orthogonal matrix (d, d): a Hadamard matrix, scaled by 1/√d, with random row signs.
 
     d must be a power of two.
     """

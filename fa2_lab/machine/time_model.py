@@ -7,7 +7,7 @@ between.
 
 The FP32 work is the number of instructions that a kernel issues, which is smaller than the number of operations that
 the meter in fa2_lab.trace counts. For example, τ s − m is a single FMA. The accumulation into o is part of a matmul in
-FA2, but requires an FMA in FA1, which must scale the new term first. Every instruction is assumed to run at the FP32
+FA2 but requires an FMA in FA1, which must scale the new term first. Every instruction is assumed to run at the FP32
 rate. Conversions, addresses, loop control and HBM are ignored.
 """
 

@@ -14,7 +14,7 @@ STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
 def data(sentence: str = SENTENCE) -> dict:
-    """Return the words of a sentence and the weights P that the trained head computes for them.
+    """Return the words of a sentence and the weights P that a trained head computes for them.
 
     The head was not trained on this sentence, and it sees each word only as an index.
     """

@@ -35,7 +35,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Simulate one consumer of `block`, which runs its jobs in the same order as the kernel.
+    """Simulate one consumer of `block` that runs its jobs in the same order as the kernel.
 
     The consumer computes a step's dQ during the next step, after the two consumers have exchanged their dS. They wait
     for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the exponentials take

@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """Return the speeds that `fa2-lab bench ladder` measured on a problem that fills the GPU."""
+    """Return the speeds that `fa2-lab bench ladder` measured on a problem large enough to fill the GPU."""
     record = load("ladder")
     full, causal = (reasons.forward_row(record, masked, d=128) for masked in (False, True))
     names_in_both = full.values.keys() & causal.values.keys()

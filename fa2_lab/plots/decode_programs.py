@@ -8,7 +8,7 @@ from fa2_lab.tiles import cdiv
 
 PURE_READ = "reading alone"  # the record's name for a pure read of the cache
 TILE_KEYS = 64  # keys per tile of the Hopper kernel at d = 128
-MIN_TILES = 16  # the fewest tiles per program; with fewer, the model would mostly show the rounding to whole tiles
+MIN_TILES = 16  # the fewest tiles per program; with fewer, rounding to whole tiles would dominate the model
 LAUNCH_SECONDS = 8e-6  # time to launch two kernels that read nothing
 
 

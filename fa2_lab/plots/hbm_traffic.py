@@ -1,4 +1,4 @@
-"""Plot of HBM traffic against the size of on-chip memory, for FA1 and standard attention, with a lower bound."""
+"""Plot of the HBM traffic of FA1 and standard attention against the size of on-chip memory, with a lower bound."""
 
 from itertools import pairwise
 

@@ -54,7 +54,7 @@ TITLES = {
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
     """Draw the states of all key blocks and, below them, their merges in each order.
 
-    Each state is drawn as a bar across the key blocks that it covers, labelled with m, l and o. The last state has a
+    Each state is drawn as a bar, labelled with m, l and o, across the key blocks that it covers. The last state has a
     thick edge.
     """
     caption = (

@@ -61,8 +61,8 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, float], setting: str) -> style.Drawn:
     """Draw one timeline for each of the four ways in which the work of two warpgroups can overlap.
 
-    `window` is the number of clock cycles drawn. Each title states the share of the time in which the tensor cores are
-    busy, which is computed over all `tiles` tiles. `counted` holds the measured share for two rungs, in percent.
+    `window` is the number of clock cycles drawn. Each title states the share of the time, over all `tiles` tiles, in
+    which the tensor cores are busy. `counted` holds the measured share for two rungs, in percent.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, over all {tiles} tiles"

@@ -268,7 +268,7 @@ LOOP = {  # (column, row) of the corners of the frame around the inner loop's bo
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-WORKER = (  # explains what the flow chart of the backward pass omits
+WORKER = (  # an explanation of what the flow chart of the backward pass omits
     "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )

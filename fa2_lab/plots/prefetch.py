@@ -7,7 +7,7 @@ from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
-    """Return the jobs of one program that has an SM to itself, with one stage and with three stages.
+    """Return the jobs of a program that has an SM to itself, once with one stage and once with three stages.
 
     A job is (unit, actor, label, start, end), with times in clock cycles. The program runs this rung's kernel on
     `tiles` tiles.

@@ -150,7 +150,7 @@ def _draw_row(ax: Axes, y: float, height: float, row: Ratios, across: Transform)
 def _set_scale(ax: Axes, ylim: tuple[float, float]) -> None:
     """Set the logarithmic scale of the ratios, with its ticks above and below the rows."""
     left, right = SCALE[style.is_narrow()]
-    whole = (HIGH / LOW) ** (1 / (right - left))  # right end of the axes divided by the left end
+    whole = (HIGH / LOW) ** (1 / (right - left))  # x at the right end of the axes divided by x at the left end
     ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=ylim, yticks=[])
     ticks = [x for x in TICKS if x not in (0.9, 1.1) or not style.is_narrow()]
     style.log_ticks(ax.xaxis, ticks, [TICKS[x] for x in ticks])
@@ -186,7 +186,7 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
     color = style.tint(look["color"], 0.7)
-    style.DARK[color] = style.mix(look["color"], style.DARK_PAPER, 0.5)  # so that marks stand out against a dark bar
+    style.DARK[color] = style.mix(look["color"], style.DARK_PAPER, 0.5)  # makes marks stand out against a dark bar
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
     if LOW <= middle <= HIGH:
         ax.plot([middle], [y], linestyle="none", markeredgecolor=style.INK, zorder=3, **look)

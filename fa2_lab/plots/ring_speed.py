@@ -5,7 +5,7 @@ from fa2_lab.records import Record, load
 
 
 def data() -> dict:
-    """Return the speedups and memory use measured by `fa2-lab bench ring` for a forward and backward pass combined."""
+    """Return the speedups and memory use that `fa2-lab bench ring` measured for a forward and a backward pass."""
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}

@@ -1,6 +1,6 @@
 """The rooflines in the chapters, which show how fast a method can run on a GPU, and which unit limits it.
 
-To draw one, pass its data to roofline.draw(), as in `roofline.draw(**data("decode"))`.
+To draw one of them, pass its data to roofline.draw(), as in `roofline.draw(**data("decode"))`.
 """
 
 from dataclasses import replace

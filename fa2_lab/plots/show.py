@@ -70,7 +70,7 @@ class show:
 
 
 def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
-    """Return the picture on a card with rounded corners, as a paletted image, and the opacity of each palette colour.
+    """Return a paletted image of the picture on a card with rounded corners, and the opacity of each palette colour.
 
     A picture cannot tell whether it is shown on a light or a dark page. The card is as light as paper, so the picture's
     colours look the same on both. On a light page, only the card's outline is visible.

@@ -152,7 +152,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour for text on this fill."""
+    """Return the colour in which text is readable on this fill."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
@@ -201,8 +201,8 @@ def new_figure(
     """Return a figure with this caption, and its axes. The caption's first sentence becomes the headline.
 
     `height` is the height of the drawing below the headline, in the same units as width_in_units(). If the picture
-    shows a model, `measured` is the measurement to compare it with, which is printed below the headline. Further
-    keyword arguments are passed to Figure.subplots().
+    shows a model, `measured` is the corresponding measurement, which is printed below the headline. Further keyword
+    arguments are passed to Figure.subplots().
     """
     figure = Figure(figsize=(width_in_inches(), height * width_in_inches() / width_in_units()), layout="constrained")
     headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")

@@ -80,7 +80,7 @@ def _draw_bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
 
 
 def _draw_memory(ax: style.Axes, x: float, layout: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its position, with the names of the bank groups above them and their read counts below."""
+    """Draw each chunk at its position, between the bank groups' names above and their read counts below."""
     for place in range(layout.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((layout[:, chunk] == place).sum())

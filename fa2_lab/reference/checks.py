@@ -49,8 +49,8 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return one head's Q (N_q, d) and K, V (N_k, d) as float64 arrays, and the scale τ as a float.
 
-    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid, including dropout or score_options of
-    the wrong type.
+    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid, for example if dropout or score_options
+    has the wrong type.
     """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:

@@ -57,7 +57,7 @@ def xray(
     """Compile for `chip` every kernel that one call of `name` launches, with q, k and v of shape (4, 16, N, d).
 
     `name` is a rung ("r09", "09", "r09_free_loads"), a package kernel ("portable.forward"), or a file of your own
-    ("mine.py") with a forward(q, k, v, causal). `chip` is one of CHIPS, or a card such as "A100". No GPU is needed.
+    ("mine.py") with a forward(q, k, v, causal). `chip` is one of CHIPS or a card such as "A100". No GPU is needed.
     """
     return xray_launches(name, [{}], chip, d=d, N=N, causal=causal, dtype=dtype)[0]
 
