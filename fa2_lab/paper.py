@@ -273,7 +273,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A line of a paper, and every line of code that computes it, in the order in which to read them."""
+    """A line of a paper, and all lines of code that compute it, in the order in which to read them."""
 
     tag: str
     algorithm: Algorithm

@@ -113,7 +113,7 @@ def recorded(name: str) -> dict | None:
 
 
 def layouts_record() -> dict:
-    """Return the recorded layouts of the compiled forward kernel. Raise an error if none are recorded."""
+    """Return the recorded layouts of the compiled forward kernel. Raise an error if no layouts are recorded."""
     found = recorded("layouts")
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")

@@ -23,7 +23,7 @@ CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {captured
 def check_bias(bias: Any, reference: bool) -> None:
     """Raise an error unless `bias` is None or a @triton.jit function of (head, row, column).
 
-    If `reference` is True, the bias may also be written in NumPy, and is called on small arrays to check that it works.
+    If `reference` is True, the bias may also be written in NumPy and is called on small arrays to check that it works.
     """
     if bias is None:
         return

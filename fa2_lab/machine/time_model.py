@@ -1,4 +1,4 @@
-"""The clock cycles that a forward tile takes on each unit of an SM, which show the gains from tweak 1 and split-Q.
+"""A model of the clock cycles of a forward tile on each unit of an SM, which shows the gains from tweak 1 and split-Q.
 
 The tensor cores compute the matmuls, the special function units compute the exponentials, and the FP32 lanes compute
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time

@@ -7,7 +7,7 @@ from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 
 def data(N: int = 512, B: int = 64) -> dict:
-    """Return two causal tilings: one with as many queries as keys, and one with half as many."""
+    """Return two causal tilings: one with as many queries as keys, and one with half as many queries."""
     tilings = {"Square": Tiling(N, N, B, B, CAUSAL), "Fewer queries": Tiling(N // 2, N, B, B, CAUSAL)}
     return dict(tilings=tilings)
 

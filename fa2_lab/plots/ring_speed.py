@@ -57,7 +57,7 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 def short_length(N: int) -> str:
-    """Format a sequence length in a short form, such as 512, 2k or 16k."""
+    """Format a sequence length in short form, such as 512, 2k or 16k."""
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 

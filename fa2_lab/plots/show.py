@@ -20,7 +20,7 @@ SOFT = 4  # number of palette entries with different opacities, which smooth the
 
 
 def file_and_argument(name: str) -> tuple[str, str]:
-    """Return the file of fa2_lab/plots that draws a picture, and the argument of its data(), which may be empty.
+    """Return the file of fa2_lab/plots that draws a picture, and the argument for its data(), which may be empty.
 
     For example, rung_timeline.py draws the picture "rung_timeline_15", from data("15").
     """
