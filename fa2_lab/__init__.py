@@ -11,11 +11,8 @@ from fa2_lab.paper import where
 __all__ = ["attention", "attention_packed", "attention_paged", "examine", "where"]
 __version__ = "0.1.0"
 
-MODULES = {
-    "attention": "attention",
-    "attention_packed": "packed",
-    "attention_paged": "paged",
-}  # {public call: module of fa2_lab.api that defines it}
+# {public call: module of fa2_lab.api that defines it}
+MODULES = {"attention": "attention", "attention_packed": "packed", "attention_paged": "paged"}
 
 
 def __getattr__(name: str) -> Any:

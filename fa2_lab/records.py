@@ -12,11 +12,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 IN_A_CHECKOUT, IN_A_WHEEL = PACKAGE.parent / "figures" / "data", PACKAGE / "data"
 FOLDER = IN_A_WHEEL if IN_A_WHEEL.is_dir() else IN_A_CHECKOUT
-LADDER_BASELINES = (
-    "FlashAttention-3",
-    "cuDNN",
-    "fa2_lab",
-)  # the ladder's rungs are compared with the first of these that was measured
+# The ladder's rungs are compared with the first of these that was measured
+LADDER_BASELINES = ("FlashAttention-3", "cuDNN", "fa2_lab")
 COMPILE = "python -m fa2_studio.compiled"
 
 

@@ -182,15 +182,8 @@ def limit_passes(moved: Traffic, passes: int, size: dict[str, int]) -> Traffic:
     return moved.map_counts(lambda tensor, n: min(n, passes * size[tensor]))
 
 
-FP32_TENSORS = (
-    "S",
-    "dP",
-    "l",
-    "m",
-    "L",
-    "D",
-    "dQ",
-)  # the scores, the row statistics and dQ, which is accumulated in HBM
+# The scores, the row statistics and dQ, which is accumulated in HBM
+FP32_TENSORS = "S", "dP", "l", "m", "L", "D", "dQ"
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:

@@ -71,9 +71,8 @@ def draw(
         _draw_surface(ax, surface, cell_lines=len(surface) < 20)
         height, width = surface.shape
         first = ax in (axes[:, 0] if style.is_narrow() else axes[:1])
-        look = dict(
-            ylabel="← queries" if first else "", xlabel=f"keys →\n\n{function}", aspect=width / height
-        )  # a square
+        # The picture of the scores is a square.
+        look = dict(ylabel="← queries" if first else "", xlabel=f"keys →\n\n{function}", aspect=width / height)
         style.strip_axes(ax, (-0.02 * width, 1.02 * width), (-0.02 * height, 1.02 * height), **look)
         ax.xaxis.label.set_fontsize(style.SMALL)
     tree = "; ".join(f"{n} after {p}" for n, p in enumerate(parents) if p >= 0)

@@ -20,10 +20,8 @@ LEGEND = "Mark and number: median. Bar: all problems.\nOutlined row: slower, by 
 # The following x-coordinates are fractions of the picture's width.
 SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends, on a page and on a phone
 LANE, SLOWER = (0.787, 0.66), 0.99  # a lane's median on a page and on a phone; the count of slower problems
-LEGEND_STARTS = (
-    (0.015, 0.21, 0.405),
-    (0.015, 0.36, 0.71),
-)  # x-coordinates of the legend's entries, on a page and on a phone
+# The x-coordinates of the legend's entries, on a page and on a phone
+LEGEND_STARTS = ((0.015, 0.21, 0.405), (0.015, 0.36, 0.71))
 LINE = 0.16  # inches per line of small text
 Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementation: ratios})
 

@@ -74,11 +74,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
 def _draw_legend(ax: style.Axes, y: float, pitch: float) -> None:
     """Draw a legend that explains filled areas, hatched areas and arrows."""
     down, across = (0.8, 0) if style.is_narrow() else (0, 3.3)
-    meanings = (
-        "scores computed with\nthe keys of rank 2",
-        "masked:\nno work",
-        "K and V move to\nthe next rank",
-    )
+    meanings = ("scores computed with\nthe keys of rank 2", "masked:\nno work", "K and V move to\nthe next rank")
     for n, meaning in enumerate(meanings):
         x, top = -0.9 + n * across, y + n * down
         if n == 0:

@@ -47,9 +47,8 @@ BLACK, WHITE = "#000000", "#FEFEFE"  # for text on fills of full strength; they 
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the card's colour, which keeps pictures in notebooks readable on light and dark pages
 EDGE = "#D0D7DE"  # the colour of the line around the card
-TEXT_BACKGROUND = dict(
-    facecolor=PAPER, edgecolor="none", pad=1.0
-)  # the background of text that is written across lines
+# The background of text that is written across lines
+TEXT_BACKGROUND = dict(facecolor=PAPER, edgecolor="none", pad=1.0)
 DASHED = (0, (3, 1.5))  # for the edge of a gradient's box, and for the line of l beside that of m
 
 # Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, and hues of full

@@ -40,10 +40,8 @@ def names_to_time(problem: Problem) -> tuple[str, ...]:
     return ladder.RUNGS + (ladder.SIDE if problem == SIDE_PROBLEM else ()) + implementations.names("ladder")
 
 
-NAMES_TO_COUNT = {
-    SIDE_PROBLEM: ("r09_free_loads", *ladder.SIDE),
-    MAIN_PROBLEM: names_to_time(MAIN_PROBLEM),
-}  # {problem: names whose counters are read}
+# {problem: names whose counters are read}
+NAMES_TO_COUNT = {SIDE_PROBLEM: ("r09_free_loads", *ladder.SIDE), MAIN_PROBLEM: names_to_time(MAIN_PROBLEM)}
 
 
 def run(beside: Path | None = None, part: Sequence[str] = LADDER_PARTS) -> Plan:

@@ -9,19 +9,12 @@ class Suite(NamedTuple):
     planner: str  # module:function
     what: str  # object of a sentence that begins with "`bench NAME` times" or "`bench NAME` measures"
     gpu: bool = True
-    flags: tuple[
-        str, ...
-    ] = ()  # accepted flags of the command line; a suite that accepts "sustained" is also passed its name
+    # Accepted flags of the command line; a suite that accepts "sustained" is also passed its name
+    flags: tuple[str, ...] = ()
 
 
-LADDER_PARTS = (
-    "rungs",
-    "experiments",
-    "lengths",
-    "backward",
-    "counters",
-    "sustained",
-)  # the parts of the suite `ladder`
+# The parts of the suite `ladder`
+LADDER_PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")
 DENSE_SUITES = {
     "paper": "attention on the benchmark problems of the FA2 paper, each of which has 16k tokens",
     "nvidia": "attention over one sequence, with head counts for which NVIDIA publishes cuDNN's speed",

@@ -239,9 +239,8 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
     printed = "".join(output.get("text", "") for output in cell.outputs)
     hidden = is_import_cell(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
     lines = blocks.narrow_columns(printed).split("\n")
-    large = (
-        max(map(len, lines)) > blocks.MAX_PRINTED or len(lines) > 12 or printed.startswith(("{", "[["))
-    )  # unreadable
+    # Larger outputs cannot be read on a slide.
+    large = max(map(len, lines)) > blocks.MAX_PRINTED or len(lines) > 12 or printed.startswith(("{", "[["))
     printed = "" if large or printed.startswith("your turn") else printed
     if "; " in printed and len(printed.splitlines()) == 1:  # two results to compare
         printed = re.sub(r": (?=[^:]*$)|; ", "\n    ", printed)

@@ -18,9 +18,8 @@ class PeerTests:
     tests: str  # the file with the tests in the checkout
     adapter: str  # our module in fa2_studio.judges.adapters that replaces theirs
     replaced_modules: tuple[str, ...]  # the modules that the tests import, each replaced with an import of the adapter
-    copied_files: dict[str, str] = field(
-        default_factory=dict
-    )  # their helpers: {file in the checkout: copy for the tests}
+    # Their helpers: {file in the checkout: copy for the tests}
+    copied_files: dict[str, str] = field(default_factory=dict)
     # {their text: our text}, to replace in the file with the tests
     replacements: dict[str, str] = field(default_factory=dict)
     pytest_file: str = ""  # the file that pytest runs, if it is not `tests`
@@ -29,9 +28,8 @@ class PeerTests:
     sample: int = 1  # 1 runs all applicable tests, and n runs about one in n, chosen by a hash of the test's name
     sample_on_a_laptop: int = 1  # the same without a GPU
     environment: dict[str, str] = field(default_factory=dict)
-    reason_to_leave_out: Callable[[str, dict], str] = lambda test, case: (
-        ""
-    )  # returns why a case does not apply, or "" if it does
+    # Returns why a case does not apply, or "" if it does
+    reason_to_leave_out: Callable[[str, dict], str] = lambda test, case: ""
 
 
 def reason_in_flash_attention_2(test: str, case: dict) -> str:

@@ -28,11 +28,8 @@ from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.tools import offline
 
-PACKED, NEAR, IN_TURN = (
-    dict(packed=3),
-    dict(left=100),
-    dict(deterministic=True),
-)  # options of a call of Hopper's kernels
+# Options of a call of Hopper's kernels
+PACKED, NEAR, IN_TURN = dict(packed=3), dict(left=100), dict(deterministic=True)
 
 
 class OnlyCompiles:
@@ -269,10 +266,8 @@ LENGTHS += [(32, 1000, True, False), (32, 1024, False, False), (48, 1000, True, 
 WITH_OPTIONS = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
 WITH_OPTIONS += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
 WITH_OPTIONS += [(LENGTHS[8], 3, IN_TURN)]
-ALL_BACKWARD = [
-    *product(LENGTHS, (1, 3), ({},)),
-    *WITH_OPTIONS,
-]  # in one part, and in three parts that add to the same dK and dV
+# In one part, and in three parts that add to the same dK and dV
+ALL_BACKWARD = [*product(LENGTHS, (1, 3), ({},)), *WITH_OPTIONS]
 FEW_BACKWARD = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (12, 3), (14, 3))]
 FEW_BACKWARD += WITH_OPTIONS
 

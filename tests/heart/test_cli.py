@@ -50,13 +50,7 @@ def test_tour_table_shows_the_traced_element_counts():
         form = io_model.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
         work = hbm, 4 * n * n * d, form.total() - form["matmul"]
         assert rows[f"{name.upper()} forward"] == [*map(tour.short, work)]
-    assert [tour.short(x) for x in (0, 0.25, 1234, 999_600, 1_234_567)] == [
-        "0",
-        "0.25",
-        "1.23k",
-        "1M",
-        "1.23M",
-    ]
+    assert [tour.short(x) for x in (0, 0.25, 1234, 999_600, 1_234_567)] == ["0", "0.25", "1.23k", "1M", "1.23M"]
 
 
 def broken(trace):

@@ -66,11 +66,7 @@ FITS = [
     dict(K_strides=(0, 0, 64, 1)),
 ]
 FITS_NOT = [dict(d=24), dict(d=68), dict(dtype=torch.float32), dict(V_dtype=torch.bfloat16)]
-FITS_NOT += [
-    dict(N_v=69),
-    dict(Q_strides=(6400, 3200, 1, 50)),
-    dict(lengths_strides=(2,)),
-]
+FITS_NOT += [dict(N_v=69), dict(Q_strides=(6400, 3200, 1, 50)), dict(lengths_strides=(2,))]
 
 
 @pytest.mark.parametrize("change, fine", [*((x, True) for x in FITS), *((x, False) for x in FITS_NOT)], ids=str)

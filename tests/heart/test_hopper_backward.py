@@ -15,15 +15,9 @@ from hopper_gpu import (
     prepared_backward,
     random_heads,
 )
-from kernel_truth import (
-    check_accuracy,
-    dense,
-    dense_for,
-    hopper,
-    largest_error,
-    run_with_gradients,
-    tensors,
-)  # before Triton
+
+# before Triton
+from kernel_truth import check_accuracy, dense, dense_for, hopper, largest_error, run_with_gradients, tensors
 
 pytest.importorskip("triton")
 
@@ -149,9 +143,8 @@ def test_hopper_backward_matches_float64_for_all_combinations(d, dtype):
 
 
 MANY = [(4, 8, 700, 900, 8), (4, 8, 700, 900, 2)]  # several column blocks to a program: every barrier goes round often
-MANY += [
-    (2, 2, N_q, N_k, H_kv) for N_q, N_k in ((4096, 4096), (4100, 3900)) for H_kv in (2, 1)
-]  # another order of work
+# Another order of work
+MANY += [(2, 2, N_q, N_k, H_kv) for N_q, N_k in ((4096, 4096), (4100, 3900)) for H_kv in (2, 1)]
 SOME = [(2, 6, *pair, H_kv) for pair in PAIRS[2:-1] for H_kv in (6, 2)]
 
 

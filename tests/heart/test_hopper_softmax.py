@@ -106,10 +106,8 @@ def stream(tiles, scale_log2):
 
     Each step has p, and m, scale and alpha of the rows.
     """
-    tiles, scale_log2 = (
-        np.float32(tiles).astype(float).view(Tile),
-        np.float32(scale_log2),
-    )  # in float64 p is rounded once
+    # In float64, p is rounded once.
+    tiles, scale_log2 = np.float32(tiles).astype(float).view(Tile), np.float32(scale_log2)
     m, scale, l = softmax.initial_state(tiles[0], scale_log2)
     o, steps = np.zeros((64, 16)).view(Tile), []
     for s in tiles:

@@ -16,9 +16,8 @@ def test_ring_bytes_equal_hand_computed_values():
     assert ring.bytes_sent([8] * 4, 0, "backward", kv_heads=2, d=16) == {"K V": 3 * 1024, "dK dV": 3 * 2048}
     assert ring.bytes_sent([8] * 4, 0, "backward", kv_heads=2, d=16, itemsize=4) == {"K V": 3 * 2048, "dK dV": 3 * 2048}
     assert ring.bytes_sent([8], 0, "backward", kv_heads=2, d=16) == {}
-    assert ring.bytes_sent([8, 4, 2], 0, "forward", kv_heads=2, d=16) == {
-        "K V": (8 + 2) * 128
-    }  # all but the next rank's
+    # The keys and values of all ranks but the next one.
+    assert ring.bytes_sent([8, 4, 2], 0, "forward", kv_heads=2, d=16) == {"K V": (8 + 2) * 128}
 
 
 # Tiles --------------------------------------------------------------------------------------------------------

@@ -97,11 +97,7 @@ def test_xray_rejects_bad_input_in_one_sentence(name, options, says):
 
 
 def test_xray_accepts_names_of_graphics_cards():
-    cards = {
-        "sm_80": ("a100",),
-        "sm_86": ("A10", "RTX 3090"),
-        "sm_89": ("L4", "L40S", "rtx-4090"),
-    }
+    cards = {"sm_80": ("a100",), "sm_86": ("A10", "RTX 3090"), "sm_89": ("L4", "L40S", "rtx-4090")}
     cards |= {"gfx942": ("MI300X",), "sm_90": ("sm_90", "H100", "h200"), "sm_100": ("B200",), "sm_120": ("RTX 5090",)}
     assert all(chip_of(name) == chip for chip, names in cards.items() for name in names)
 

@@ -286,9 +286,8 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
         for chapter in (c for c in written() if c.number in chapters and not chapters[c.number]):
             for cell in notebook(chapter).cells:
                 for solution in re.findall(r"<summary>A solution.*?```python\n(.*?)```", cell.source, re.DOTALL):
-                    body = re.sub(
-                        r"(?m)^def [^()]*\([^()]*\):$", "", solution
-                    )  # a slide may have less of the first line
+                    # A slide may have less of the first line
+                    body = re.sub(r"(?m)^def [^()]*\([^()]*\):$", "", solution)
                     lines = [re.sub(r"\W+", "", re.sub("(  |^ *)# .*", "", line)) for line in body.splitlines()]
                     if max(lines, key=len) in "".join(words):  # unless the exercise is for the course alone
                         assert all(line in "".join(words) for line in lines), (deck.name, solution)
