@@ -2,7 +2,7 @@
 "use strict";
 
 const { rungs, peers, made } = window.LIVE.climb;
-const JUMPS = "full128"; // the shape whose six largest jumps have their factor below the bar; one of them is of several changes
+const JUMPS = "full128"; // the shape whose six largest jumps have their factor below the bar at the end; one is of several changes
 const SHAPES = ["full128", "causal128", "full64", "causal64"];
 const asked = /^(full|causal)(64|128)$/.exec(ask.get("shape") || "");
 const set = { mask: asked ? asked[1] : "full", d: asked ? asked[2] : "128" };
@@ -169,7 +169,7 @@ const lines = peers.slice(0, 2).map((peer, k) => {
   return e;
 });
 const bars = rungs.map((rung, k) => {
-  const e = make("a", "bar", make("i"));
+  const e = make("a", "bar", make("i"), make("b"));
   e.href = `#r${rung.n}`;
   e.style.left = `${(100 * k) / rungs.length}%`;
   e.style.width = `${100 / rungs.length}%`;
@@ -177,10 +177,19 @@ const bars = rungs.map((rung, k) => {
     event.preventDefault();
     transport.jump(k);
   };
-  if (rung.changes) add(e, rungs[k + 1]?.changes ? "to-left" : rungs[k - 1]?.changes ? "to-right" : "", "b"); // apart from its neighbour
   chart.append(e);
   return e;
 });
+
+/** At the end of the climb, the factor of a jump, below which are its changes if it has several. */
+function together(k) {
+  const { changes } = rungs[k];
+  if (!changes || shapeName() !== JUMPS) return "";
+  return `×${jump(k).toFixed(1)}${changes > 1 ? `\n${k - changes + 1}–${k}` : ""}`;
+}
+
+/** The side to which the factor of a jump moves, away from its neighbour's. */
+const beside = (k) => (rungs[k + 1]?.changes ? "to-left" : rungs[k - 1]?.changes ? "to-right" : "");
 
 function drawChart(n) {
   const most = 1.05 * Math.max(...[...rungs, ...peers].map((x) => rate(x)));
@@ -194,14 +203,21 @@ function drawChart(n) {
     e.tabIndex = k === n ? 0 : -1; // one stop for the tab key; the arrow keys go on from there
     if (k === n) e.setAttribute("aria-current", "step");
     else e.removeAttribute("aria-current");
-    const label = `${rungs[k].n} ${rungs[k].name}: ${Math.round(rate(rungs[k]))} TFLOP/s`;
-    e.setAttribute("aria-label", `${label}, ${gain(k)}`);
-    e.onpointerenter = e.onfocus = () => ($("share").textContent = label);
+    const said = `${rungs[k].n} ${rungs[k].name}: ${Math.round(rate(rungs[k]))} TFLOP/s`;
+    e.setAttribute("aria-label", `${said}, ${gain(k)}`);
+    e.onpointerenter = e.onfocus = () => ($("share").textContent = said);
     e.onpointerleave = e.onblur = () => ($("share").textContent = shown(n));
-    const { changes } = rungs[k];
-    const which = changes > 1 ? `\n${k - changes + 1}–${k}` : ""; // a jump of several changes
-    if (changes) e.lastChild.textContent = shapeName() === JUMPS ? `×${jump(k).toFixed(1)}${which}` : "";
+    const [label, all] = [e.lastChild, n === rungs.length - 1];
+    label.className = all && rungs[k].changes ? beside(k) : "";
+    label.textContent = all ? together(k) : k && k === n ? `×${ratio(k).toFixed(2)}` : "";
   });
+  let end = -Infinity; // a label that would touch the one before it is left out
+  for (const { lastChild: label } of bars) {
+    if (!label.textContent) continue;
+    const { left, right } = label.getBoundingClientRect();
+    if (left < end + 2) label.textContent = "";
+    else end = right;
+  }
 }
 
 const transport = new Transport($("transport"), { draw, dwell: () => 2500, t: fromAddress() });
@@ -255,3 +271,4 @@ $("made").textContent = `${made}. An empty bar is a change that loses in this sh
 mark(form, set);
 transport.length(rungs.length);
 transport.show();
+onWidth(chart, () => drawChart(transport.t));
