@@ -143,7 +143,7 @@ class Board {
     const h = wide ? c : Math.min(c, 28); // of a row of scores: on a phone, all rows of the state are on the first screen
     return {
       ...{ c, h, qw, kh, x0: tick, xs, y0, ys, wide, state, sx, tick },
-      rh: wide ? c : Math.max(26, Math.floor(c * 0.7)),
+      rh: wide ? c : Math.max(32, Math.floor(c * 0.7)), // the digits stand above the bars
       sw: Math.min(wide ? 1.5 * c : 99, (width - sx) / state),
       sy: wide ? ys : ys + N * h + 64,
     };

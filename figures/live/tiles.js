@@ -109,7 +109,9 @@ function drawTile() {
     const [tall, broad] = [rows * unit, columns * unit];
     if (strip > 18 && tall > 16) text(x - strip / 2 - 8, y + tall / 2 + 5, "q", "middle strong in");
     if (strip > 18 && broad > 32) text(x + broad / 2, y - strip / 2 - 3, "k, v", "middle strong in");
-    if (broad > 62 && tall > 22) text(x + broad / 2, y + tall / 2 + 4, `${rows} × ${columns}`, "small middle in");
+    const sized = broad > 62 && tall > 40;
+    if (broad > 12 && tall > 16) text(x + broad / 2, y + tall / 2 + (sized ? -3 : 5), "s", "middle strong in");
+    if (sized) text(x + broad / 2, y + tall / 2 + 14, `${rows} × ${columns}`, "small middle in");
     text(x + w, y - strip - 19, N > wide ? `K and V: ${grouped(N)} keys →` : `K and V: ${grouped(N)} keys`, "small end");
     const left = x - strip - 16;
     shape(stage, "text", { x: left, y: y + h, class: "small", transform: `rotate(-90 ${left} ${y + h})` }, N > high ? `← Q: ${grouped(N)} queries` : `Q: ${grouped(N)} queries`);
@@ -208,15 +210,15 @@ function misfit({ ok, scarce, over, limit, registers }, chip) {
   return `By our sum, this tile needs about ${registers} registers per thread. That is ${over} more than the ${limit} to be had, so they spill to memory.`;
 }
 
-function verdict({ moved, ok, scarce }) {
-  const spill = recorded() ? "This tile runs, but when compiled, its registers spill." : "This tile runs, but by our sum, its registers spill.";
-  const fine = recorded() ? "This tile fits, and when compiled, nothing spills." : "By our sum, this tile fits.";
-  const fits = ok ? fine : scarce === "registers" ? spill : "This tile does not fit, so it cannot run here.";
-  const ratio = moved.standard.requested / moved.fa2.requested;
-  const [more, less] = ratio < 1 ? ["FA2", "standard attention"] : ["Standard attention", "FA2"];
-  const most = Math.max(ratio, 1 / ratio);
-  const times = most < 1.05 ? "about as many" : `${most.toFixed(most < 10 ? 1 : 0)} times as many`;
-  return `<b>${fits}</b> ${more} requests ${times} bytes as ${less}.`;
+/** What matters most: a tile that does not fit, a last wave that leaves much of the GPU idle, or else that the tile fits. */
+function verdict({ ok, scarce, programs, slots, waves, busy }) {
+  if (!ok && scarce !== "registers") return "<b>This tile does not fit, so it cannot run here.</b>";
+  if (!ok) return `<b>This tile runs, but ${recorded() ? "when compiled" : "by our sum"}, its registers spill.</b>`;
+  const fits = recorded() ? "This tile fits, and when compiled, nothing spills." : "By our sum, this tile fits.";
+  if (waves < 2 || busy > 0.75) return `<b>${fits}</b>`;
+  const last = programs - (waves - 1) * slots;
+  const idle = `Wave ${waves} has only ${last} thread ${last === 1 ? "block" : "blocks"} for ${slots} slots`;
+  return `<b>${idle}, so on average, ${percent(1 - busy)} of the slots are idle.</b> ${fits}`;
 }
 
 function drawTraffic({ moved, flops }, chip) {
@@ -230,6 +232,8 @@ function drawTraffic({ moved, flops }, chip) {
   const head = row("", [], "□ requested");
   add(head, "", "span", "■ from DRAM");
   $("traffic").replaceChildren(head, ...rows);
+  const ratio = moved.standard.requested / moved.fa2.requested;
+  $("traffic-ratio").textContent = `standard requests ${ratio.toFixed(ratio < 10 ? 1 : 0)} × FA2’s bytes`;
   const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_bytes_per_second)}`);
   $("traffic-note").textContent =
     `An outline shows the bytes that the chip requests, and its fill those that reach DRAM, because L2 does not have them (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops_per_second)} of the tensor cores.`;
@@ -263,7 +267,8 @@ function drawMemory({ parts, shared, counted, registers, spills, limit }, chip) 
   $("registers-note").textContent = recorded()
     ? `The compiler takes ${registers} of ${limit} per thread (fp16, no mask)${spills ? ", and spills" : ""}. Our sum is about ${counted}: ${what}${more}.`
     : `This tile is not in our record of compiled kernels, so this is our sum: about ${counted} of ${limit} per thread. It has ${what}. A compiler can take more.`;
-  room($("registers-room"), spills ? counted : registers, limit, (x) => `${x} per thread`);
+  room($("registers-room"), spills ? counted : registers, limit, String);
+  if (registers > counted) $("registers-room").prepend("▨ temporary, ");
   if (spills && counted <= limit) $("registers-room").textContent = "none to spare, so they spill";
   $("registers-room").classList.toggle("over", spills > 0);
 }
