@@ -1,4 +1,4 @@
-"""Choose the kernels that compute a call.
+"""Choose the kernels for a call.
 
 The decode kernels compute the forward pass of calls with few queries, the Hopper kernels compute large calls on Hopper,
 and the portable kernels compute everything else.
@@ -33,7 +33,9 @@ from fa2_lab.kernels.strides import needs_copy, rows_contiguous
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute and return (O, L). All kernels define L alike, so any backward kernel can follow any forward kernel."""
+    """Compute and return (O, L).
+
+    All kernels define L in the same way, so any backward kernel can follow any forward kernel."""
     key = "forward", options, *tensor_keys(tensors)
     return get_or_prepare(key, prepare_forward, tensors, options)(tensors)
 

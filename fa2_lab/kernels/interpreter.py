@@ -1,4 +1,4 @@
-"""The switch for Triton's interpreter, which runs kernels in Python, one program after another, if there is no GPU.
+"""The switch for Triton's interpreter. Without a GPU, it runs the kernels in Python, one program after another.
 
 The interpreter must be enabled before Triton is imported.
 """

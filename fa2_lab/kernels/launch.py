@@ -153,7 +153,9 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 def size_arguments(
     Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
 ) -> dict:
-    """Return a kernel's size arguments. A program owns a block of `owned` and loops over blocks of `streamed`."""
+    """Return a kernel's size arguments.
+
+    A program owns a block of the tensor `owned` and loops over blocks of the tensor `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
     return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))

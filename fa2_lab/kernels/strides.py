@@ -1,4 +1,4 @@
-"""Copies of tensors whose strides the kernels do not support, and new tensors with the strides of a given one."""
+"""Copies of tensors whose strides the kernels do not support, and new tensors with the strides of a given tensor."""
 
 from typing import Any
 

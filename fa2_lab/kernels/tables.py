@@ -68,7 +68,7 @@ HOPPER = dict(
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
-        # tiles of 64 × 128 are 12% faster than 32 × 128, even with grouped heads, for which they spill 14 registers
+        # tiles of 64 × 128 are 12% faster than tiles of 32 × 128, even for grouped heads, where they spill 14 registers
         128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
         256: (32, 64, 8, 2),
     },
@@ -104,7 +104,7 @@ CDNA = dict(  # AMD's MI300 family, which has 64 KiB of shared memory
     dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
     dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
 )
-FP32 = dict(  # computed with FMAs on values in registers, without tensor cores
+FP32 = dict(  # fp32 matmuls use FMAs on values in registers, not the tensor cores
     forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
     dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
     dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},

@@ -68,7 +68,7 @@ def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
 
 
 def check_and_patch() -> None:
-    """Raise an error if Triton is too old, and speed up Triton's interpreter.
+    """Raise an error if Triton is too old. Otherwise, speed up Triton's interpreter.
 
     Call this function before importing a kernel.
     """

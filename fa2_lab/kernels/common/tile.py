@@ -25,7 +25,7 @@ class PortableConstants(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A head of a tensor, given by a pointer to its row 0 and its row stride in elements."""
+    """A head of a tensor, given by its row stride in elements and by a pointer to its row 0."""
 
     ptr: tl.tensor
     stride: tl.tensor

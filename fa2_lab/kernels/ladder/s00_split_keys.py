@@ -38,10 +38,10 @@ def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexp
         k_j = load_rows(K, j, B_c, d).reshape(W, B_c // W, d)  # FA2.A1.L7
         v_j = load_rows(V, j, B_c, d).reshape(W, B_c // W, d)  # FA2.A1.L7
         s_ij = tau_log2 * tl.dot(q_i, k_j.permute(0, 2, 1))  # (W, B_r, B_c / W)  FA2.A1.L8
-        m_new = tl.maximum(m_i, tl.max(tl.max(s_ij, 2), 0))  # (B_r,), across warps  FA2.A1.L9
+        m_new = tl.maximum(m_i, tl.max(tl.max(s_ij, 2), 0))  # (B_r,), combined across warps  FA2.A1.L9
         p_ij = tl.exp2(s_ij - m_new[None, :, None])  # (W, B_r, B_c / W)  FA2.A1.L9
         alpha = tl.exp2(m_i - m_new)  # FA2.A1.L9
-        l_i = alpha * l_i + tl.sum(tl.sum(p_ij, 2), 0)  # (B_r,), across warps  FA2.A1.L9
+        l_i = alpha * l_i + tl.sum(tl.sum(p_ij, 2), 0)  # (B_r,), combined across warps  FA2.A1.L9
         o_i = alpha[:, None] * o_i + tl.sum(tl.dot(p_ij.to(v_j.dtype), v_j), 0)  # (B_r, d), across warps  FA2.A1.L10
         m_i = m_new
 

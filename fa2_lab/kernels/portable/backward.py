@@ -123,7 +123,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
 
 @triton.jit
 def score_gradients(p_ij, s_ij, x, y, D_i, row, col, scales, dropout):
-    """Return a tile's dS, the gradient of the scores after scaling by τ but before the softcap, if there is one.
+    """Return a tile's dS, the gradient of the scores after scaling by τ but before any softcap.
 
     dP is x yᵀ, where x is do_i and y is v_j. If the tile is transposed as in probabilities(), x is v_j and y is do_i.
     """

@@ -6,7 +6,7 @@ accumulators, so they can keep the element order in which a matmul leaves its re
 its elements in groups of four, without shuffles or bank conflicts, and bwd_postprocess restores row-major order.
 Because rounding depends on the order of the additions, the last bits of dQ differ from run to run.
 
-If there are too few column blocks for all SMs, for example because there are few K/V heads, each column block is
+If there are too few column blocks to occupy all SMs, for example because there are few K/V heads, each column block is
 divided among several programs. Each program then processes only some of the row blocks, so dK and dV also need
 accumulators. During the backward pass, the accumulators take 4 bytes per element of dQ and, if column blocks are
 divided, another 4 bytes per element of dK and dV. Rows are padded to whole blocks, and d is padded to 32, 64 or 128.

@@ -108,7 +108,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
 # The cost of dividing a column block among programs. The unit is the time of one step, which processes one row block.
 PART_COST = {32: 1, 64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
-SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a constant, and a cost per column
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: a constant and a cost per column
 IDLE_SHARE = 1 / 5  # with a mask, idle time at the end of the kernel, as a fraction of the longest part's time
 DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2
 

@@ -116,7 +116,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
                 )  # fmt: skip
                 n += 1
             r += 1
-        t = scheduler.next()  # fetch the next block as late as possible, for load balance
+        t = scheduler.next()  # fetch the next block as late as possible, to balance the load
     smem.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     scheduler.leave()
 

@@ -58,7 +58,7 @@ class ForwardConfig:
 
     B_c: int  # keys per tile
     consumers: int  # warpgroups with 64 rows each
-    stages: int  # number of stages in K's ring, and also in V's ring
+    stages: int  # number of stages in each of the rings of K and V
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
     separate_O_buffer: bool = True  # whether O is copied to HBM from a buffer of its own instead of from Q's buffer

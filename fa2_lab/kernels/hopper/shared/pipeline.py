@@ -35,8 +35,8 @@ class TmaPipeline:
     """A ring (circular buffer) of tiles in shared memory, filled by TMA copies, with one tile per stage.
 
     The methods correspond to those of CUTLASS's pipelines: acquire() to producer_acquire, wait() to consumer_wait, and
-    release() to consumer_release. load() calls acquire() if the ring has its own barriers for empty stages, and then
-    starts the copy. `filled` and `emptied` correspond to CUTLASS's full and empty barriers.
+    release() to consumer_release. load() first calls acquire() if the ring has its own barriers for empty stages, and
+    then starts the copy. `filled` and `emptied` correspond to CUTLASS's full and empty barriers.
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
