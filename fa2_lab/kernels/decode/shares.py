@@ -22,7 +22,7 @@ FP32_BYTES = 4  # bytes per element of m, l and o, which are fp32 in a partial r
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether one program for each of `heads` equally long heads fills nearly all slots, over all waves."""
+    """Return whether one program for each of `heads` equally long heads fills nearly all slots of all waves."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 

@@ -47,7 +47,7 @@ def load(rung: str) -> ModuleType:
 
 
 def copied(rung: str) -> ModuleType:
-    """Import a rung a second time and return the new module, whose later changes do not affect the original rung."""
+    """Import a rung a second time and return the new module. Changes to this module do not affect the original."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
     assert spec and spec.loader  # the file exists, so neither is None

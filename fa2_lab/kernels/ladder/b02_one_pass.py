@@ -28,7 +28,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles of shape (stages, 1, 
 
 @triton.jit
 def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
-    """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls subtract L and D."""
+    """Store −L/tau and −D for a row block. The matmuls for S and dP start at these values and thus subtract L and D."""
     i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]  # (B_r, d)
@@ -151,7 +151,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CA
     B_r: gl.constexpr = q.tiles.shape[2]
     d: gl.constexpr = q.tiles.shape[3]
     key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, acc_layout(B_r)))  # (64,)
-    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), for each key, the first row that sees it
+    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,): for each key, the first row that sees it
     row_begin = gl.where(key < N_k, row_begin, FAR_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # the first row that sees all 128 keys
     full = gl.where(j + B_c > N_k, FAR_ROW, full)  # if some keys do not exist, no row sees all of them

@@ -52,7 +52,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
     x = split_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)
-    p_ij = exp2_mixed(tau_log2 * x - broadcast_state(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG
+    p_ij = exp2_mixed(tau_log2 * x - broadcast_state(m_new, x))  # (64, B_c / 8, 4, 2), each at most 2^LAG
     alpha = gl.exp2(m_i - m_new)  # (64, 4)
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)
     return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new

@@ -320,7 +320,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
 
 def optional_tensors(tensors: Tensors) -> tuple[Tensor | None, ...]:
-    """Return the last pointers that both backward kernels take, each of which may be None."""
+    """Return the optional tensors that both backward kernels take as their last pointers. Each of them may be None."""
     return tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
 
 

@@ -1,8 +1,8 @@
 """Host code that prepares the three launches of the Hopper backward pass.
 
-The first launch zeroes the fp32 accumulators in HBM and writes the initial accumulators of the matmuls for S and dP.
-The second launch computes dK and dV and accumulates dQ. The third launch scales and rounds the accumulated dQ, and
-writes it in row-major order. The accumulators and the initial values are described in accumulators.py.
+The first launch zeroes the fp32 accumulators in HBM and writes the initial values of the accumulators of S and dP. The
+second launch computes dK and dV and accumulates dQ. The third launch scales and rounds the accumulated dQ, and writes
+it in row-major order. The accumulators and the initial values are described in accumulators.py.
 """
 
 import functools
@@ -40,7 +40,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     config, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, config, sequences)
-    divided = parts > 1  # if divided, dK and dV also have accumulators, placed after those of dQ
+    divided = parts > 1  # if divided, dK and dV also have accumulators, which follow those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
     accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
     preprocess = prepare_preprocess(dO, O, tensors, options, config, accum_shape)

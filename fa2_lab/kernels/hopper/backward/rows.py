@@ -68,7 +68,7 @@ def first_seeing_rows(c: gl.constexpr, r, mailbox, geometry):
 class RowBlockPipeline:
     """A two-stage ring (circular buffer) of row blocks.
 
-    Each stage contains tiles of Q and dO, and the initial accumulators for S and dP (see accumulators.py).
+    Each stage contains tiles of Q and dO, and the initial values of the accumulators of S and dP (see accumulators.py).
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
