@@ -2,7 +2,8 @@
 
 The configurations and costs were fitted to run times on an H200 with Triton 3.9. The measurements cover the paper's
 grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. Each problem was timed with several numbers
-of parts per column block. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
+of parts per column block. PORTABLE_IS_FASTER also relies on older measurements. There is no command that repeats the
+fit.
 """
 
 import math
@@ -61,9 +62,9 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     at d = 128, only calls with more than 2,048 rows benefit. Without a mask, dk_late makes calls 2 to 4% slower, and
     with Triton 3.9, it makes all calls up to 4% slower. v_in_registers takes 16 registers and makes calls 1 to 4%
     faster at d = 128, but calls with a mask or with `deterministic` do not have enough registers for it. last_first
-    makes long sequences 1 to 5% faster at d = 64, but short ones up to 6% slower at d = 128. With `deterministic`, at d
-    = 128 or under the causal mask, an instruction order without spills is 1 to 3% slower than one that spills up to 48
-    bytes per thread.
+    makes long sequences 1 to 5% faster at d = 64, but short ones up to 6% slower at d = 128. With `deterministic`,
+    at d = 128 or under the causal mask, the instruction order spills up to 48 bytes per thread, because an order
+    without spills is 1 to 3% slower.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)

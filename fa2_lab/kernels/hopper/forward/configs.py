@@ -2,8 +2,8 @@
 
 The tables were fitted to run times of every configuration on an H200 with Triton 3.9. The measurements cover the
 paper's grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. The values for d = 32, d = 192
-and d = 256 are based on fewer calls. No command repeats the fit. Throughout, `row_blocks_per_SM` is the number of
-64-row blocks per SM, counted over all heads.
+and d = 256 are based on fewer calls. There is no command that repeats the fit. Throughout, `row_blocks_per_SM` is the
+number of 64-row blocks per SM, counted over all heads.
 """
 
 from __future__ import annotations
