@@ -36,7 +36,7 @@ PER_RANK_FIELDS = ("length",)  # header fields that may differ between ranks
 
 
 class Disagreement(ValueError):
-    """Raised if the ranks' calls do not match, or if another rank has rejected its arguments."""
+    """Raised if the ranks' calls do not match or if another rank has rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -1,6 +1,6 @@
 """An event-driven simulation of one thread block, in which actors wait for each other while hardware units work.
 
-An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
+An actor is a warp or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. The units (copy engine, tensor cores, exponential lanes) execute the jobs. Copies run
 concurrently, each at full speed. The other units execute each actor's jobs in order. If several actors have jobs for
 such a unit, it either divides its time equally among the actors or executes all jobs in the order in which they were

@@ -8,7 +8,8 @@ simulates this queue.
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
-chip's datasheet. The model accounts for HBM only in rung 00, and it ignores that one matmul may wait for another.
+chip's datasheet. The model accounts for HBM only in rung 00, and it ignores the fact that one matmul may wait for
+another.
 """
 
 import heapq
@@ -21,7 +22,7 @@ from fa2_lab.tiles import cdiv
 
 ROWS = 64  # rows per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock per SM, from L2 through registers into shared memory
-STALL_CLOCKS = 120  # clock cycles per tile spent on other waits, e.g. for barriers and dependent instructions
+STALL_CLOCKS = 120  # clock cycles per tile spent on other waits, such as for barriers and dependent instructions
 STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, but for rungs that prefetch the next tiles
 
 # The number of the rung that introduces each change. All later rungs keep the change.

@@ -9,7 +9,7 @@ def data(N: int = 10, B_c: int = 4) -> dict:
 
 
 ROW = 0.32
-# In data units: the width of K and of the tile, (left edge, width) of the thread, and the left edge of the tile.
+# In data units: (the width of K and of the tile, (left edge, width) of the thread, left edge of the tile).
 PAGE = (1.4, (2.15, 1.2), 4.1)
 PHONE = (0.95, (1.4, 1.05), 2.95)
 

@@ -1,4 +1,4 @@
-"""Bar chart of the measured ladder: each rung's speed as a share of FlashAttention-3's speed."""
+"""Bar chart of the measured ladder: each rung's speed as a fraction of FlashAttention-3's speed."""
 
 from typing import NamedTuple
 

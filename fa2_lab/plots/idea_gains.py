@@ -54,7 +54,7 @@ def table(part: str = "") -> list[str]:
     """Return the lines of a Markdown table of the ideas, their predicted gains and their results.
 
     `part` is "forward" or "backward", or empty for both. The record lists the problems that each idea speeds up, and
-    the kernels use the idea only for these.
+    the kernels use the idea only for these problems.
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]

@@ -58,7 +58,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
                 look = dict(hatch=style.MASK_HATCH) if copying else {}
                 words = f"copy {tile}" if copying else tile if style.is_narrow() else f"{tile} is there"
                 words = words if stop - start > letter * (len(words) + 0.6) else ""
-                # The label of a full stage is written at the left, where no arrow crosses it.
+                # The label of a full stage is written on the left, where no arrow crosses it.
                 label = words if copying else ""
                 style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], label, linewidth=0.8, **look)
                 if words and not copying:

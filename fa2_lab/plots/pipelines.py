@@ -1,4 +1,4 @@
-"""Diagram of which warps wait for which in a thread block of the Hopper kernels, with one row per circular buffer."""
+"""Diagram of which warps wait for which others in a thread block of the Hopper kernels, with one row per ring."""
 
 import textwrap
 

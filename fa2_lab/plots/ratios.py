@@ -29,7 +29,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementatio
 def data() -> dict:
     """Return fa2_lab's speed relative to every other implementation, for the suites that the picture shows.
 
-    The suites with a setting in which fa2_lab is slower come first.
+    Suites that contain a setting in which fa2_lab is slower come first.
     """
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []

@@ -34,7 +34,7 @@ def data() -> dict:
 def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
     """Draw two histograms of the rounding errors of o, and the running sum of D's errors for each way to compute O.
 
-    `shares` is {name: share of the rows in each bin}, and `sums` is {way to compute O: running sum}.
+    `shares` is {name: fraction of the rows in each bin}, and `sums` is {way to compute O: running sum}.
     """
     ends = {name: line[-1] for name, line in sums.items()}
     caption = (

@@ -157,7 +157,7 @@ def ink_on(fill: str) -> str:
 
 
 def mix(color: str, background: str, strength: float) -> str:
-    """Return a mixture of `color` and `background`, in which `color` has the share `strength`."""
+    """Return a mixture of `color` and `background`, in which `strength` is the fraction of `color`."""
     parts = zip(colors.to_rgb(color), colors.to_rgb(background), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 

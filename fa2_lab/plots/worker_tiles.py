@@ -1,4 +1,4 @@
-"""Diagram of which worker owns which tile (figure 2 of the FA2 paper), and which workers write each result."""
+"""Diagram that shows which worker owns which tile (figure 2 of the FA2 paper), and which workers write each result."""
 
 import numpy as np
 

@@ -26,7 +26,7 @@ class Loop(NamedTuple):
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
-        """Return the number of scores that a warp computes per iteration. Each score takes 2 d multiplications."""
+        """Return the number of scores that a warp computes per iteration. Each score requires 2 d multiplications."""
         return self.multiplications / (2 * d)
 
 
