@@ -16,7 +16,13 @@ FAST_PEERS = {  # the fastest other implementations, which have separate lanes i
 SLOW_PEERS = ("FlexAttention", "torch flash")  # without lanes, because they are slower in almost all rows
 LOW, HIGH = 0.8, 1.5  # the ratios at the ends of the scale
 TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.3: "", 1.4: "1.4×", 1.5: ""}
-LEGEND = "Mark and number: median. Bar: all problems.\nOutlined row: slower, by median, than at least one."
+AGAIN = 1.2, 1.4  # the ticks that each group repeats on a page
+LEGEND = (
+    "Ratio: the speed of fa2_lab divided by another's.\n"
+    "Mark and number: median. Bar: all problems of the row.\n"
+    "Arrowhead: beyond the scale, which is logarithmic.\n"
+    "Outlined row: slower, by median, than at least one."
+)
 # The following x-coordinates are fractions of the picture's width.
 SCALE = (0.22, 0.77), (0.02, 0.62)  # the scale's left and right ends, on a page and on a phone
 LANE, SLOWER = (0.787, 0.66), 0.99  # a lane's median on a page and on a phone; the count of slower problems
@@ -98,12 +104,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     counts += f", ties in {ties} and loses in {len(losses)}" if ties else f" and loses in {len(losses)}"
     caption = (
         f"By median, fa2_lab {counts}."
-        f" A setting is one row, which compares fa2_lab with every implementation that we measured on its problems."
-        f" A ratio is the speed of fa2_lab divided by that of another implementation."
         f" fa2_lab loses in these rows: {'; '.join(f'in “{name}”, it has {slower}' for name, slower in losses)}."
-        f" The scale of the ratios is logarithmic."
-        f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
-        f" If a lane has an arrowhead and no mark, the median is also beyond the scale."
+        f" The suites in which fa2_lab loses a row come first."
         f" {slower_implementations(rows)}"
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
@@ -111,7 +113,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     is_stacked = style.is_narrow()  # on a phone, a row's name and numbers are above its lanes
     heights = [0.1 + is_stacked + sum(peer in ratios for peer in FAST_PEERS) for *_, ratios in rows]  # in lines
     top, bottom = -2.9, sum(heights) + 0.25 * len(rows) + 1.5 * len(groups)
-    figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
+    figure, ax = style.new_figure((bottom - top + 6) * LINE * style.width_in_units() / style.width_in_inches(), caption)
     across = blended_transform_factory(ax.transAxes, ax.transData)
     draw_legend(ax, -0.5, across)
     style.note(ax, SLOWER, 0.75 if is_stacked else -0.5, "slower on", ha="right", transform=across, color=style.QUIET)
@@ -121,6 +123,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     for row, height in zip(rows, heights, strict=True):
         if row[0] != group_above:
             style.note(ax, 0, y + 0.75, row[0], fontweight="bold", transform=across)
+            for x in () if is_stacked or not y else AGAIN:
+                style.note(ax, x, y + 0.75, TICKS[x], ha="center", color=style.QUIET)
             y, group_above = y + 1.5, row[0]
         _draw_row(ax, y, height, row, across)
         y += height + 0.25

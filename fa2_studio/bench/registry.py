@@ -93,3 +93,8 @@ RECORD_TITLES = {  # the titles of all records, for the headings of RESULTS.md a
     "h100": "The FA2 paper's grid on an H100",
     "ideas": "Single ideas in earlier kernels",
 }
+RECORD_GROUPS = {  # {heading on the site: its records}; the first heading has all records that no other one has
+    "The speed of single calls": (),
+    "Errors, memory and training": ("accuracy", "memory", "train", "models", "ring"),
+    "The ladder and the machine": ("ladder", "bandwidth", "ideas"),
+}

@@ -25,7 +25,7 @@ from fa2_studio.bench.record_page import (
     subject_sentences,
 )
 from fa2_studio.bench.recording import markdown_table, problem_columns, problem_text, save_record, with_commit_name
-from fa2_studio.bench.registry import RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
+from fa2_studio.bench.registry import RECORD_GROUPS, RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
 from fa2_studio.bench.speed_ratios import (
     format_median,
     format_ratio,
@@ -71,12 +71,21 @@ def site_page(folder: Path | None = None) -> str:
     """Return the site's version of RESULTS.md, whose folds add the commit, the spread and all rows of every record."""
     runs = load_records(folder)
     lines = [*summary_lines(runs, brief_problem), "", "## What we measured", "", FOLDS_TEXT]
-    for run in runs:
-        title, inside = RECORD_TITLES[run.suite], record_section(run, most_common_machine(runs))
-        lines += ["", *details_fold(headline(run), [f"({heading_anchor(title)})=", inside], title)]
+    for group, records in grouped(runs):
+        lines += ["", f"### {group}"]
+        for run in records:
+            title, inside = RECORD_TITLES[run.suite], record_section(run, most_common_machine(runs))
+            lines += ["", *details_fold(headline(run), [f"({heading_anchor(title)})=", inside], title)]
     for title, words, text in background_sections(folder):
         lines += ["", f"## {title}", "", *details_fold(words, text)]
     return "\n".join(lines) + "\n"
+
+
+def grouped(runs: list[Record]) -> Iterable[tuple[str, list[Record]]]:
+    """Yield the headings of RECORD_GROUPS with their records."""
+    named = {name for names in RECORD_GROUPS.values() for name in names}
+    for heading, names in RECORD_GROUPS.items():
+        yield heading, [run for run in runs if (run.suite in names if names else run.suite not in named)]
 
 
 def write_pages() -> None:
@@ -124,16 +133,11 @@ def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
 
 def outcome_lines(runs: list[Record]) -> list[str]:
     """Return a summary of how often `fa2_lab` is faster: a sentence, the picture of all ratios, and a table."""
-    message, how = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 1)
-    lead = f"{message}, measured on an {most_common_machine(runs)['gpu']}."
-    slow = f"`fa2_lab` is slower {SLOW_CASES}, as [a later table](#where-fa2_lab-is-slower) shows."
-    order = (
-        "The rows at the figure's top are those of the suites in which `fa2_lab` loses, and a row in which it loses has"
-    )
-    order += " an outline."
+    message, losses, how = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 2)
+    slow = f"On single problems, it is slower {SLOW_CASES}, as [a later table](#where-fa2_lab-is-slower) shows."
     lines = [*figure_speedup_rows(), *speedup_rows(load("paper"), load("sweep"))]
     table = details_fold(COUNTS_TITLE, [COUNTS_TEXT, "", *markdown_table(SPEEDUP_COLUMNS, lines)])
-    return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", f"{order} {how}", "", *table]
+    return [f"{losses}. {slow}", "", f"![{message}.](figures/ratios.svg)", "", how, "", *table]
 
 
 def figure_speedup_rows() -> list[list[str]]:
