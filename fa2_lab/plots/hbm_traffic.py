@@ -40,12 +40,16 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, minimum: int, mem
         3.2, f"{caption} One head has N = {N:,} and d = {d}. The short dashed lines mark the room on two GPUs."
     )
     sizes = list(moved)
-    ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
+    more, less = [[M for M in sizes if (moved[M] < standard) == below] for below in (False, True)]
+    ax.plot([*more, less[0]], [moved[M] for M in (*more, less[0])], color=style.QUIET, marker="o", markersize=5)
+    ax.plot(less, [moved[M] for M in less], color=style.OURS, marker="o", markersize=5, linewidth=2.4)
     sizes_shown = sizes[::2] if style.is_narrow() else sizes
-    first = enough * 1024 // 2
-    ax.plot(first, moved[first], "o", color=style.OURS, markersize=9)
+    first = less[0]
+    style.arrow(ax, (first, standard), (first, moved[first]), style.OURS)
     for M in {*sizes_shown, first}:
-        words = f"FA1: {format_millions(moved[M])}" if M == sizes[0] else format_millions(moved[M])
+        words = format_millions(moved[M])
+        if M in (sizes[0], first):
+            words = f"FA1: {words}" if M == sizes[0] or style.is_narrow() else f"{words}, less than standard attention"
         look = dict(weight="bold", color=style.OURS) if M == first else {}
         style.beside(ax, words, (M, moved[M]), (6, 8), **look)
     levels = {

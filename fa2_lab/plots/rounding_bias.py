@@ -38,7 +38,7 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     """
     ends = {name: line[-1] for name, line in sums.items()}
     caption = (
-        "If two scores share the maximum, errors of bf16 add up with exp(s − m), not with exp(s − 2m). The usual"
+        "If two scores share the maximum, exp(s\u00a0−\u00a0m) errs mostly downwards, and the errors add up. The usual"
         " softmax computes exp(s − m). With 2m instead of m, O is mathematically the same, but its largest p differs"
         " from row to row. On the left, the errors of rounding o to bf16. Each pair of bars counts the rows whose"
         " error is near its value. On the right, the sum of the errors of D over the rows. All numbers are simulated"
@@ -47,19 +47,19 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     figure, axes = style.new_stacked_figure(2.9, caption, ncols=2)
     errors, lines = axes[0]
     looks = dict(m=dict(color=style.INK), **{"2m": dict(facecolor=style.PAPER, edgecolor=style.OURS, linewidth=1.6)})
-    places = np.arange(len(BINS) - 1)
+    places, top = np.arange(len(BINS) - 1), shares["m"].max()
     for n, (name, share) in enumerate(shares.items()):
         bar_group = errors.bar(places + 0.42 * (n - 0.5), share, width=0.38, **looks[name])
         color, weight = (style.INK, "bold") if name == "m" else (style.OURS, "normal")
         words = [f"{part:.0%}" for part in share]
         errors.bar_label(bar_group, words, padding=2, fontsize=style.SMALL, color=color, fontweight=weight)
-    errors.set(xlabel="error of o, in steps of bf16", yticks=[], ylim=(0, 1.12 * shares["m"].max()))
+    errors.set(xlabel="error of o, in steps of bf16", yticks=[], ylim=(0, 1.32 * top))
     errors.set_xticks(places, labels=["−½", "−¼", "0", "¼", "½"])
     errors.spines["left"].set_visible(False)
-    errors.set_title("rows in which two scores share the maximum")
-    style.note(errors, 4.4, 1.06 * shares["m"].max(), "filled: exp(s − m)", ha="right")
-    style.note(errors, 4.4, 0.96 * shares["m"].max(), "open: exp(s − 2m)", ha="right", color=style.OURS)
-    lines.set_title("the sum of the errors in D grows")
+    errors.set_title("two scores share the maximum")
+    style.note(errors, 4.4, 1.26 * top, "exp(s − m): often −½, never ½", ha="right", weight="bold")
+    style.note(errors, 4.4, 1.15 * top, "exp(s − 2m): both signs", ha="right", color=style.OURS)
+    lines.set_title("so errors in D add up")
     lined = ((style.INK, "-", 2.6), (style.OURS, "-", 1), (style.QUIET, style.DASHED, 1))
     rows = len(next(iter(sums.values())))
     for line, (color, dashes, thick) in zip(sums.values(), lined, strict=True):
