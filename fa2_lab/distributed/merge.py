@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels import launches, tables
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
@@ -73,15 +73,15 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
         key = "merge", rows.start, m.shape, *tensor_keys((O, O_out, L_out))
-        kernel = get_or_prepare(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
-        with launch.on_device_of(O):
-            kernel(m, l, o, L, O, L_out, O_out)
+        launch = get_or_prepare(key, prepare_launch, m.shape[2], rows.start, O, O_out, L_out)
+        with launches.on_device_of(O):
+            launch(m, l, o, L, O, L_out, O_out)
 
 
-def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
+def prepare_launch(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launches.Launch:
     """Return a prepared launch of the merge kernel, to be called with (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))
     sizes = dict(first=first, n=n, N=N, H=H, d=d, d_pad=tables.padded_head_dim(d), B_r=ROWS)
-    return launch.Launch(merge_state_kernel, blocks * batch * H, {}, strides=strides, **sizes)
+    return launches.Launch(merge_state_kernel, blocks * batch * H, {}, strides=strides, **sizes)

@@ -6,12 +6,12 @@ versions. by_triton() selects values that depend on the version, such as tile si
 The project uses the internals of Triton listed below. If a later version lacks an internal that only relaunch.py uses,
 launches become slower. If it lacks a Gluon name, the portable kernels run instead of the Hopper kernels.
 
-- launch.py and tables.py read the GPU and its stream from runtime.driver.active, which offline.py replaces with a
+- launches.py and tables.py read the GPU and its stream from runtime.driver.active, which offline.py replaces with a
   GPU that is not present. relaunch.py encodes descriptors with the driver's
   utils.fill_tma_descriptor (or fill_tma_descriptor_tiled);
 - tables.py reads knobs.runtime.override_arch, and relaunch.py reads launch_enter_hook and launch_exit_hook (each a
   HookChain);
-- launch.py and relaunch.py read JITFunction.arg_names and CompiledKernel.src.fn.arg_names;
+- launches.py and relaunch.py read JITFunction.arg_names and CompiledKernel.src.fn.arg_names;
 - relaunch.py uses CompiledKernel.run and .function, CudaLauncher.launch, and tensordesc_meta, global_scratch_size and
   profile_scratch_size in CompiledKernel.metadata;
 - reserve_shared_memory() changes CompiledKernel.metadata and .packed_metadata;

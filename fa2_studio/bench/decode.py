@@ -204,14 +204,14 @@ def curve_by_stages(problem: Problem) -> dict[str, list[float]]:
     """
     from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.decode import plan
-    from fa2_lab.kernels.launch import Launch
+    from fa2_lab.kernels.launches import Launch
 
     tensors = Tensors(*problem.tensors())
     usual = plan.prepare(tensors, Options(causal=False, scale=problem.d**-0.5), programs=LONE_PROGRAMS)
 
     def with_stages(stages: int) -> Callable:
-        options = usual.attend.options | dict(num_stages=stages)
-        attend = Launch(usual.attend.kernel, usual.attend.grid, options, **usual.attend.arguments)
+        compiler_options = usual.attend.compiler_options | dict(num_stages=stages)
+        attend = Launch(usual.attend.kernel, usual.attend.grid, compiler_options, **usual.attend.arguments)
         return partial(replace(usual, attend=attend), tensors)
 
     timings = measure_kernels({stages: with_stages(stages) for stages in STAGES}, flushing=l2_reading_call)

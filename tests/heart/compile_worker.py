@@ -158,7 +158,8 @@ def decode(target: str, which: str) -> list[dict]:
             made(tensors)
             one_length = given is None and not splits
             programs = plan.decode_config(q, plan.shape_of(tensors, one_length))[1]
-            row = dict(target=target, call=what, d=d, warps=made.attend.options["num_warps"], programs=programs // 132)
+            warps = made.attend.compiler_options["num_warps"]
+            row = dict(target=target, call=what, d=d, warps=warps, programs=programs // 132)
             read = split_kv if made.attend.kernel is split_kv else stream_k
             rows.append(row | dict(made=read.made, merge=merge.made))
     return rows

@@ -10,7 +10,7 @@ import torch
 from biases import BIASES
 from triton.runtime.jit import JITFunction
 
-from fa2_lab.kernels import dispatch, launch
+from fa2_lab.kernels import dispatch, launches
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import clear_caches
 from fa2_lab.kernels.hopper.backward import launch as hopper_backward
@@ -33,14 +33,14 @@ def record_compilation(kernel, key, signature, device, constexprs, options, attr
 
 def launch_and_print(self, *tensors):
     described = len(self.descriptors)
-    arguments = *map(launch.descriptor_for, self.descriptors, tensors), *tensors[described:]
+    arguments = *map(launches.descriptor_for, self.descriptors, tensors), *tensors[described:]
     compiled_with.clear()
     self.kernel.device_caches.clear()  # so that nothing counts as compiled already
-    self.kernel[self.grid](*arguments, **self.arguments, **self.options)
+    self.kernel[self.grid](*arguments, **self.arguments, **self.compiler_options)
     print(json.dumps([self.kernel.__name__, number_of(self.compile_key(tensors)), compiled_with[0]]))
 
 
-JITFunction._do_compile, launch.Launch.__call__ = record_compilation, launch_and_print
+JITFunction._do_compile, launches.Launch.__call__ = record_compilation, launch_and_print
 hopper_forward.host.scheduler_counter = lambda X, in_custom_op: torch.zeros(2, dtype=torch.int32)
 hopper = dict(forward=hopper_forward, backward=hopper_backward)
 for module in hopper.values():

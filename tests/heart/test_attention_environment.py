@@ -16,7 +16,7 @@ from kernel_truth import DEVICE, NAMES, largest_error, run_with_gradients, tenso
 
 from fa2_lab.api import checks
 from fa2_lab.api.attention import attention
-from fa2_lab.kernels import launch, triton_versions
+from fa2_lab.kernels import launches, triton_versions
 
 # Where it runs ------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ def test_launch_selects_the_gpu_of_its_tensors(current, monkeypatch):
     entered = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current)
-    with launch.on_device_of(SimpleNamespace(is_cuda=True, device="cuda:1", get_device=lambda: 1)):
+    with launches.on_device_of(SimpleNamespace(is_cuda=True, device="cuda:1", get_device=lambda: 1)):
         assert entered == ([] if current == 1 else ["cuda:1"])
 
 

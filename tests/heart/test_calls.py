@@ -13,7 +13,7 @@ from kernel_truth import ALL_NAMES, DEVICE, dense, dense_packed, largest_error, 
 
 import fa2_lab.api.paged  # and its operator
 from fa2_lab.api import operators
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import launches
 from fa2_lab.kernels.arguments import Options
 
 MASKS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None)
@@ -231,7 +231,7 @@ def test_bad_input_is_rejected_before_launch_even_after_a_cached_call(call, back
         name = f"{name}_pages" if call == "attention_paged" and name in "kv" else name
         bad = bad(base[name]) if callable(bad) else bad
         with monkeypatch.context() as patch, pytest.raises(error) as refused:
-            patch.setattr(launch.Launch, "__call__", None)
+            patch.setattr(launches.Launch, "__call__", None)
             run(**base | {name: bad})
         assert re.match(rf"{name}: got .*; (it|with .* it) takes ", str(refused.value)), (name, bad, refused.value)
         assert str(refused.value).count("meta") < 2, "it does not take the device that it got"

@@ -16,7 +16,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import errors as runtime_errors
 
 from fa2_lab import attention, attention_paged
-from fa2_lab.kernels import dispatch, launch
+from fa2_lab.kernels import dispatch, launches
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.decode import plan
 
@@ -159,7 +159,7 @@ def test_portable_compile_error_is_raised_clearly(name, monkeypatch):
 def test_decode_compile_error_falls_back_except_for_pages(monkeypatch):
     q, k, v, dO = tensors(1, 2, 1, 1, 24, 16)
     monkeypatch.setattr(
-        launch.Launch, "__call__", fail_for(launch.Launch.__call__, "split_kv_kernel", "stream_k_kernel")
+        launches.Launch, "__call__", fail_for(launches.Launch.__call__, "split_kv_kernel", "stream_k_kernel")
     )
     with pytest.warns(RuntimeWarning, match="cannot compile decode"):
         O = attention(q, k, v)

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.forward import launch
-from fa2_lab.kernels.launch import Launch
+from fa2_lab.kernels.launches import Launch
 
 D, LENGTHS = (32, 64, 96, 128, 192, 256), (None, torch.int64, torch.uint8)
 PAIRS = [

@@ -14,7 +14,7 @@ from fa2_lab.kernels.hopper.backward import configs as backward_configs  # noqa:
 from fa2_lab.kernels.hopper.backward import launch as backward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import configs as forward_configs  # noqa: E402
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
-from fa2_lab.kernels.launch import program_count  # noqa: E402
+from fa2_lab.kernels.launches import program_count  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -149,12 +149,12 @@ def test_hopper_backward_launches_and_workspaces_fit_the_call(
     (cleared, *_), before, given = called["bwd_preprocess"]
     want = O, dO, L, "dL", start, sums, starts[0], starts[1] if deterministic else None
     assert all(x is y for x, y in zip(given, want, strict=True))
-    assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
+    assert (before["O_strides"], before["dO_strides"]) == (backward.dense_strides(O), backward.dense_strides(dO))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * size.B_r // 64
     (added, *_), after, (*given, dK_out, dV_out, cu_seqlens_q, cu_seqlens_k) = called["bwd_postprocess"]
     assert given[0] is sums and given[1] is dQ and cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1]
     assert (dK_out is dK and dV_out is dV) if parts > 1 else dK_out is dV_out is None
-    assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
+    assert after["strides"] == tuple(map(backward.dense_strides, (dQ, dK, dV))) and after["N_k"] == N_k
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1) and after["scale"] == 0.1
 
 

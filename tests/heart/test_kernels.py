@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from kernel_truth import DEVICE  # before Triton
 
-from fa2_lab.kernels import dispatch, launch, tables
+from fa2_lab.kernels import dispatch, launches, tables
 from fa2_lab.kernels.common import softmax, tile
 from fa2_lab.kernels.decode.kernel import DecodeConstants, KVCache, page_and_row
 
@@ -43,18 +43,18 @@ def test_hopper_kernels_are_offered_on_hopper_only(capability, hip, interpreted,
         assert dispatch.import_hopper(direction, torch.device("cpu")) is None
     assert dispatch.decode.has_pdl(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=114))
-    assert [launch.sm_count.__wrapped__(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
+    assert [launches.sm_count.__wrapped__(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
 
 
 def test_portable_launch_arguments_equal_hand_computed_ones():
     """A width that is a power of two, a program for each block, and dropout's rule."""
     assert [tables.padded_head_dim(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
-    assert launch.program_count(torch.empty(2, 3, 130, 128, device="meta"), 64, None) == 2 * 3 * 3
-    each_may_begin_a_block = launch.program_count(torch.empty(256, 3, 64, device="meta"), 64, 4)
+    assert launches.program_count(torch.empty(2, 3, 130, 128, device="meta"), 64, None) == 2 * 3 * 3
+    each_may_begin_a_block = launches.program_count(torch.empty(256, 3, 64, device="meta"), 64, 4)
     assert each_may_begin_a_block == 3 * (4 + 4 + 1)
-    assert launch.dropout_rule(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launch.dropout_rule(0.0) == (0, 1.0)
+    assert launches.dropout_rule(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launches.dropout_rule(0.0) == (0, 1.0)
     Q, K = (torch.empty(1, 8, N, 16, dtype=torch.float16, device="meta") for N in (2**21 + 64, 1))
-    assert launch.size_arguments(Q, K, Q, K, None)["l2_group"] == 8  # times all blocks of a head it must fit 32 bits
+    assert launches.size_arguments(Q, K, Q, K, None)["l2_group"] == 8  # times all blocks of a head it must fit 32 bits
 
 
 # Where programs and heads lie ---------------------------------------------------------------------------------
@@ -119,11 +119,11 @@ def test_relaunch_bypasses_triton_only_for_the_same_specialization(described, de
         tried.append((grid, stream, everything[pointers + described :], described, pointers))
         return None if declines else lambda stream, at: again.append((stream, at)) or True
 
-    monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
-    monkeypatch.setattr(launch, "current_stream", lambda X: 7)
-    monkeypatch.setattr(launch, "relaunch", relaunch)
+    monkeypatch.setattr(launches.triton.compiler, "CompiledKernel", Made)
+    monkeypatch.setattr(launches, "current_stream", lambda X: 7)
+    monkeypatch.setattr(launches, "relaunch", relaunch)
     descriptor = SimpleNamespace(base="nobody's", block_shape=[64], layout=None)
-    call = launch.Launch(kernel, 3, dict(num_warps=4), (descriptor,) * described, N=5)
+    call = launches.Launch(kernel, 3, dict(num_warps=4), (descriptor,) * described, N=5)
     store = torch.zeros(3, 64, dtype=torch.float16)
     a, b, c = store
     for n, (Q, K) in enumerate([(a, b[4:]), (b, c), (c, a), (a[4:], c), (b, b)]):

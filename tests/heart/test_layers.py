@@ -56,8 +56,8 @@ def part_of(module: str) -> str:
 def imported_modules(source: str, module: str, modules: frozenset[str] = frozenset()) -> set[str]:
     """Return all modules of the package that a source imports, at its top or inside a function.
 
-    `from fa2_lab.kernels import launch` imports fa2_lab.kernels.launch if that is one of the modules, and a name that
-    fa2_lab.kernels defines if it is not. From the package itself only modules are taken.
+    `from fa2_lab.kernels import launches` imports fa2_lab.kernels.launches if that is one of the modules, and a name
+    that fa2_lab.kernels defines if it is not. From the package itself only modules are taken.
     """
     found = set()
     tree = ast.parse(source)

@@ -19,7 +19,7 @@ from fa2_lab.api.bias import bias_key
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
 from fa2_lab.distributed import ring_attention
-from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels import launches, tables
 from fa2_lab.kernels.decode import plan
 
 
@@ -286,7 +286,7 @@ NOT_A_BIAS = [
 def test_invalid_bias_is_rejected_before_launch(backend, bad, monkeypatch):
     q = torch.randn(1, 2, 9, 16, device=DEVICE)
     starts = torch.tensor([0, 9], dtype=torch.int32, device=DEVICE)
-    monkeypatch.setattr(launch.Launch, "__call__", None)
+    monkeypatch.setattr(launches.Launch, "__call__", None)
     for call, given in ((attention, 3 * [q]), (attention_packed, 3 * [q[0].transpose(0, 1)] + 2 * [starts])):
         with pytest.raises(TypeError, match=r"^bias: got .*; it takes a .*function of \(head, row, column\)"):
             call(*given, bias=bad, backend=backend)

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fa2_lab.kernels import interpreter, launch, tables
+from fa2_lab.kernels import interpreter, launches, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.softmax import make_scales
@@ -60,8 +60,8 @@ class PreparedDecode:
     Calling the object with Tensors returns (O, L).
     """
 
-    attend: launch.Launch
-    merge: launch.Launch | None  # launch of the merge kernel, or None if every program reads whole heads
+    attend: launches.Launch
+    merge: launches.Launch | None  # launch of the merge kernel, or None if every program reads whole heads
     scratch: int  # number of fp32 elements in the scratch memory for partial results
 
     def __call__(self, tensors: Tensors) -> Any:
@@ -70,7 +70,7 @@ class PreparedDecode:
         O = contiguous_like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
-        with launch.on_device_of(Q):
+        with launches.on_device_of(Q):
             self.attend(Q, K, V, O, L, scratch, sinks, key_lengths, tensors.block_table)
             if self.merge is not None:
                 self.merge(O, L, scratch, key_lengths)
@@ -82,7 +82,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     config, slots = decode_config(Q, shape)
-    window = launch.window_bounds(options)
+    window = launches.window_bounds(options)
     partition = partition_keys(shape, config, Q.element_size(), slots, programs, options)
     const = constants_of(shape, config, window, partition, slots, early_merge=has_pdl(Q.device))
     sizes, strides = sizes_of(shape, config, window), strides_of(tensors)
@@ -92,7 +92,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
         kernel, specific = split_kv_kernel, dict(splits=partition.splits, WHOLE=partition.whole_heads)
     else:
         kernel, specific = stream_k_kernel, dict(batch=shape.batch, share=partition.share)
-    attend = launch.Launch(kernel, partition.programs, config.compiler_options(), **common, **specific)
+    attend = launches.Launch(kernel, partition.programs, config.compiler_options(), **common, **specific)
     if partition.whole_heads:
         return PreparedDecode(attend, merge=None, scratch=0)
     merge = prepare_merge(shape, config, partition, common)
@@ -102,7 +102,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
 
 def prepare_merge(
     shape: Shape, config: tables.KernelConfig, partition: Partition, common: dict[str, Any]
-) -> launch.Launch:
+) -> launches.Launch:
     """Return the launch of the merge kernel, in which each program merges a few columns of one row of O.
 
     The number of warps per program depends on the number of columns and on the number of partial results per head.
@@ -111,13 +111,14 @@ def prepare_merge(
     width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].row_blocks_per_sequence
     parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), config.registers and 128
-    options = tables.KernelConfig(config.B_r, config.B_c, warps, stages=1, registers=registers).compiler_options()
+    merge_config = tables.KernelConfig(config.B_r, config.B_c, warps, stages=1, registers=registers)
+    compiler_options = merge_config.compiler_options()
     if common["const"].early_merge:
-        options |= launch.USE_PDL
+        compiler_options |= launches.USE_PDL
     numbers = dict(batch=shape.batch, share=partition.share, programs=partition.programs)
     specific = dict(SPLIT_KV=partition.splits > 0, PARTS=parts, WIDTH=width)
     grid = shape.batch * shape.H * shape.N_q * (config.d_pad // width)
-    return launch.Launch(merge_partials_kernel, grid, options, **common | numbers | specific)
+    return launches.Launch(merge_partials_kernel, grid, compiler_options, **common | numbers | specific)
 
 
 # Sizes -----------------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, i
     if interpreter.is_enabled():
         SMs, entry, registers = 1, INTERPRETED, None
     else:
-        SMs, table = launch.sm_count(Q.device), chip_table()
+        SMs, table = launches.sm_count(Q.device), chip_table()
         entry = next(
             DecodeConfig(*table[case][d_pad])
             for case in matching_cases(Q, shape, SMs, B_r)

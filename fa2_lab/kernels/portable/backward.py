@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels import launches, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import Scales, apply_softcap, make_scales
@@ -187,7 +187,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     return dk_j, dv_j
 
 
-@triton.jit(do_not_specialize=launch.UNSPECIALIZED)
+@triton.jit(do_not_specialize=launches.UNSPECIALIZED)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr,
              GROUPED: tl.constexpr):  # fmt: skip
@@ -254,7 +254,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
     return dq_i
 
 
-@triton.jit(do_not_specialize=launch.UNSPECIALIZED)
+@triton.jit(do_not_specialize=launches.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
     """Compute D_i and dQ_i for row block i of a query head. As in the forward pass, each program owns one row block."""
@@ -311,7 +311,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
         Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         optional = optional_tensors(tensors)
         D, dQ, dK, dV = torch.empty_like(L), contiguous_like(Q), contiguous_like(K), contiguous_like(V)
-        with launch.on_device_of(Q):
+        with launches.on_device_of(Q):
             dq_launch(Q, K, V, O, dO, L, dL, D, dQ, *optional)
             dkdv_launch(Q, K, V, dO, L, D, dK, dV, *optional)
         return dQ, dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
@@ -335,28 +335,28 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
 
 def prepare_dq(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, config: tables.KernelConfig | None = None
-) -> launch.Launch:
+) -> launches.Launch:
     """Return the launch that computes D and dQ, with one program per row block of a query head."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("dq", Q, options.causal)
-    return launch.Launch(
-        *(bwd_dq, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, O, dO, layout_of_result(Q)),
-        **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
+    return launches.Launch(
+        *(bwd_dq, launches.program_count(Q, config.B_r, sequences), config.compiler_options()),
+        strides=launches.all_strides(Q, K, tensors.v, O, dO, layout_of_result(Q)),
+        **launches.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(const=config.constants(Q), **common_arguments(options)),
     )
 
 
 def prepare_dkdv(
     dO: Tensor, tensors: Tensors, options: Options, config: tables.KernelConfig | None = None
-) -> launch.Launch:
+) -> launches.Launch:
     """Return the launch that computes dK and dV, with one program per column block of a K/V head."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     config = config or tables.choose_config("dkdv", Q, options.causal)
-    return launch.Launch(
-        *(bwd_dkdv, launch.program_count(K, config.B_c, sequences), config.compiler_options()),
-        strides=launch.all_strides(Q, K, V, dO, *(layout_of_result(x) for x in (K, V))),
-        **launch.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
+    return launches.Launch(
+        *(bwd_dkdv, launches.program_count(K, config.B_c, sequences), config.compiler_options()),
+        strides=launches.all_strides(Q, K, V, dO, *(layout_of_result(x) for x in (K, V))),
+        **launches.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
         **dict(const=config.constants(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
     )
 
@@ -364,5 +364,5 @@ def prepare_dkdv(
 def common_arguments(options: Options) -> dict:
     """Return the keyword arguments, other than sizes, that both passes share: the window, the scalars and the bias."""
     scales = make_scales(options.scale, options.softcap)
-    scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
-    return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)
+    scalars = BackwardScalars(options.scale, scales, launches.dropout_rule(options.dropout_p))
+    return dict(window=launches.window_bounds(options), scalars=scalars, bias=options.bias)

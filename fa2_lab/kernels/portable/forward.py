@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels import launches, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import apply_softcap, make_scales, softmax_step
@@ -95,7 +95,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
     return o_i, m_i, l_i
 
 
-@triton.jit(do_not_specialize=launch.UNSPECIALIZED)
+@triton.jit(do_not_specialize=launches.UNSPECIALIZED)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
                    batch_heads, l2_group, sequences, window, scales, dropout_rule, const,
                    bias: tl.constexpr):  # fmt: skip
@@ -156,22 +156,22 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)
-    (batch, H, N_q, _), device = launch.shape(Q), Q.device
+    (batch, H, N_q, _), device = launches.dense_shape(Q), Q.device
     L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
-    kernel = launch.Launch(
-        *(forward_kernel, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
-        **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
-        **dict(window=launch.window_bounds(options), scales=make_scales(options.scale, options.softcap)),
-        **dict(dropout_rule=launch.dropout_rule(options.dropout_p), const=config.constants(Q), bias=options.bias),
+    launch = launches.Launch(
+        *(forward_kernel, launches.program_count(Q, config.B_r, sequences), config.compiler_options()),
+        strides=launches.all_strides(Q, K, tensors.v, layout_of_result(Q)),
+        **launches.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
+        **dict(window=launches.window_bounds(options), scales=make_scales(options.scale, options.softcap)),
+        **dict(dropout_rule=launches.dropout_rule(options.dropout_p), const=config.constants(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
         O = contiguous_like(tensors.q)
         L = torch.empty(*L_shape, dtype=torch.float32, device=device)
         optional = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
-        with launch.on_device_of(O):
-            kernel(tensors.q, tensors.k, tensors.v, O, L, *optional)
+        with launches.on_device_of(O):
+            launch(tensors.q, tensors.k, tensors.v, O, L, *optional)
         return O, L  # FA2.A1.L17
 
     return call

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fa2_lab.kernels.hopper.shared.host import even_l2_group, skips_last_quarter, smallest_fitting
-from fa2_lab.kernels.launch import MiB
+from fa2_lab.kernels.launches import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
 from fa2_lab.tiles import cdiv
 
@@ -44,7 +44,7 @@ class BackwardConfig:
     skip_last_quarter: bool = False  # whether sums over d omit the last quarter of the d_pad columns, which is padding
 
     @property
-    def options(self) -> dict:
+    def compiler_options(self) -> dict:
         """The compiler options for the launch."""
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule else {})
 

@@ -19,7 +19,7 @@ from fa2_lab.kernels.hopper.backward.configs import BackwardConfig
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, matrix_descriptor
-from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
+from fa2_lab.kernels.launches import USE_PDL, Launch, dense_shape, dense_strides, on_device_of, program_count, sm_count
 from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.tiles import cdiv
 
@@ -75,7 +75,7 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[Bac
     Packed sequences are treated as if they had equal lengths.
     """
     Q, K, sequences, masked = tensors.q, tensors.k, tensors.sequences, options.bounds != (None, None)
-    (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
+    (_, H, N_q, d), (_, H_kv, _, _) = dense_shape(Q), dense_shape(K)
     N_q = cdiv(N_q, sequences or 1)
     config = configs.choose(d, N_q, masked, ragged(tensors), deterministic)
     column_blocks, group = program_count(K, 128, sequences), H // H_kv
@@ -85,7 +85,7 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[Bac
 
 def ragged(tensors: Tensors) -> bool:
     """Return whether a column block may extend past the last key."""
-    return tensors.key_lengths is not None or tensors.sequences is not None or shape(tensors.k)[2] % 128 != 0
+    return tensors.key_lengths is not None or tensors.sequences is not None or dense_shape(tensors.k)[2] % 128 != 0
 
 
 def shapes(Q: Tensor, K: Tensor, config: BackwardConfig, sequences: int | None) -> tuple[tuple[int, int], ...]:
@@ -113,10 +113,10 @@ def prepare_preprocess(
     The launch has one program per 64 rows. `accum_shape` is the combined shape of all accumulators.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
-    (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
+    (_, H, N_q, d), (_, _, N_k, _) = dense_shape(Q), dense_shape(K)
     return Launch(
         *(bwd_preprocess, program_count(Q, config.B_r, sequences) * config.B_r // 64, dict(num_warps=4, num_stages=1)),
-        **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
+        **dict(O_strides=dense_strides(O), dO_strides=dense_strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(tiles=accum_shape[0] // (2 * config.d_pad)),
         **dict(scale_log2=log2_scale(options.scale), d=d, d_pad=config.d_pad, B_r=config.B_r),
     )
@@ -132,7 +132,7 @@ def prepare_main(
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     masked, scale = options.bounds != (None, None), options.scale
-    (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
+    (batch, H, N_q, d), (_, H_kv, *_) = dense_shape(Q), dense_shape(K)
     acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, config, sequences)
     describe = functools.partial(descriptor, d=config.d_pad)
     if parts > 1:
@@ -155,7 +155,7 @@ def prepare_main(
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
-        config.options | USE_PDL,
+        config.compiler_options | USE_PDL,
         (*descriptors, acc_init, dq_accum, *dk_dv),
         **dict(group=H // H_kv, T_r=acc_init_shape[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale_log2=log2_scale(scale)),
@@ -170,9 +170,9 @@ def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConf
     per column block.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = dense_shape(Q), dense_shape(K)
     row_blocks, column_blocks = program_count(Q, config.B_r, sequences), program_count(K, 128, sequences)
-    out_strides = tuple(strides(layout_of_result(X)) for X in (Q, K, V))
+    out_strides = tuple(dense_strides(layout_of_result(X)) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
         **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
@@ -182,5 +182,5 @@ def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConf
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper backward kernels are the fastest choice for calls with Q and K of these shapes."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = dense_shape(Q), dense_shape(K)
     return configs.enough_work(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))

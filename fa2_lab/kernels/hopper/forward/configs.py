@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fa2_lab.kernels.hopper.shared.host import even_l2_group, skips_last_quarter, smallest_fitting
-from fa2_lab.kernels.launch import MiB
+from fa2_lab.kernels.launches import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_dim
 from fa2_lab.tiles import cdiv
 
@@ -91,7 +91,7 @@ class ForwardConfig:
         return {tensor: 2 * n * self.d_pad for tensor, n in rows.items()}
 
     @property
-    def options(self) -> dict:
+    def compiler_options(self) -> dict:
         """The compiler options for the launch.
 
         At d = 256, the option for saving registers is unnecessary because the kernel saves enough registers by

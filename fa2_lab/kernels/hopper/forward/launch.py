@@ -12,7 +12,7 @@ from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
-from fa2_lab.kernels.launch import Launch, on_device_of, program_count, shape, sm_count
+from fa2_lab.kernels.launches import Launch, dense_shape, on_device_of, program_count, sm_count
 from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.tiles import cdiv
 
@@ -28,7 +28,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         return None
     if options.has_window and (sequences or Q.shape[-1] > 128):
         return None
-    (batch, H, N_q, _), device = shape(Q), Q.device
+    (batch, H, N_q, _), device = dense_shape(Q), Q.device
     L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
     (packed,) = host.pack_gqa(tensors, options)
     launch = prepare_launch(packed, options)
@@ -56,7 +56,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, has_key_lengths = options.causal, tensors.key_lengths is not None
     n_sequences = 1 if options.dominant_sequence else sequences or 1
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = dense_shape(Q), dense_shape(K)
     SMs, group, O = sm_count(Q.device), H // H_kv, layout_of_result(Q)
     ragged = has_key_lengths or sequences is not None
     if options.has_window:
@@ -68,7 +68,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     return Launch(
         forward_kernel,
         min(SMs, program_count(Q, config.rows, sequences)),
-        config.options,
+        config.compiler_options,
         (describe(Q, 64), describe(K, config.B_c), describe(V, config.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
         **dict(group=group, l2_group=group * configs.l2_group(cdiv(N_k, n_sequences), d, batch * H_kv, causal)),
@@ -80,5 +80,5 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper forward kernel is the fastest choice for calls with Q and K of these shapes."""
-    (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
+    (batch, H, N_q, d), (_, _, N_k, _) = dense_shape(Q), dense_shape(K)
     return configs.enough_work(d, N_q, N_k, batch * H, sm_count(Q.device))

@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import launches
 from fa2_lab.kernels.common.constants import FAR_ROW
 
 HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -28,8 +28,8 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 
     The address of X is filled in at each launch.
     """
-    shape = list(launch.shape(X))
-    strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
+    shape = list(launches.dense_shape(X))
+    strides = [stride if n > 1 else d for n, stride in zip(shape, launches.dense_strides(X), strict=False)]
     if X.dim() == 3:
         (_, heads, tokens, _), (_, head, row), far = shape, strides, FAR_ROW.value
         shape, strides = [far + 1, tokens, heads, far + 1, shape[3]], [2**34 - row, row, head, row]

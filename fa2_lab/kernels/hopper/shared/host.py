@@ -10,7 +10,7 @@ from torch import Tensor
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
-from fa2_lab.kernels.launch import addresses, current_stream
+from fa2_lab.kernels.launches import addresses, current_stream
 
 
 def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:

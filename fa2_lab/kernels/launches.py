@@ -39,15 +39,15 @@ class Launch:
     All calls with the same key (see cache.py) share a Launch. Calling the Launch with tensors launches the kernel. The
     first tensors, one for each of `descriptors`, are passed to the kernel as tensor descriptors, and the other tensors
     are passed as pointers. All other arguments, which are strides, sizes and compile-time constants, are passed by
-    name. `options` is passed to Triton's compiler.
+    name. `compiler_options` is passed to Triton's compiler.
     """
 
     def __init__(
-        self, kernel: Any, grid: int | tuple[int, ...], options: dict, descriptors: tuple = (), /, **arguments: Any
+        self, kernel: Any, grid: int | tuple, compiler_options: dict, descriptors: tuple = (), /, **arguments: Any
     ) -> None:
         if interpreter.is_enabled():
             interpreter.announce_once()
-        self.kernel, self.options, self.arguments = kernel, options | FP_FUSION, arguments
+        self.kernel, self.compiler_options, self.arguments = kernel, compiler_options | FP_FUSION, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
         # The relauncher performs the second and all later launches. It is None if Triton's own call cannot be bypassed.
@@ -73,7 +73,7 @@ class Launch:
         if aligned and self.relauncher and self.relauncher(current_stream(tensors[0]), at):
             return
         args = *map(descriptor_for, self.descriptors, tensors), *tensors[n_descriptors:]
-        compiled = self.kernel[self.grid](*args, **self.arguments, **self.options)
+        compiled = self.kernel[self.grid](*args, **self.arguments, **self.compiler_options)
         if aligned and not self.relauncher_is_final and isinstance(compiled, triton.compiler.CompiledKernel):
             all_args = *args, *(self.arguments[name] for name in compiled.src.fn.arg_names[len(args) :])
             stream, n_pointers = current_stream(tensors[0]), len(tensors) - n_descriptors
@@ -91,7 +91,7 @@ class Launch:
         tensor_keys = [None if X is None else (X.dtype, X.device) for X in tensors]
         descriptor_keys = [(tuple(x.block_shape), x.layout) for x in self.descriptors]
         arguments_key = specialization_key(self.kernel, self.arguments)
-        return self.kernel, *tensor_keys, *descriptor_keys, *self.options.items(), arguments_key
+        return self.kernel, *tensor_keys, *descriptor_keys, *self.compiler_options.items(), arguments_key
 
 
 def descriptor_for(descriptor: Any, X: torch.Tensor) -> Any:
@@ -114,7 +114,7 @@ def addresses(tensors: Any) -> list[int]:
 # A launch's other arguments -----------------------------------------------------------------------------------
 
 
-def shape(X: torch.Tensor) -> tuple[int, ...]:
+def dense_shape(X: torch.Tensor) -> tuple[int, ...]:
     """Return the shape of X as (batch, heads, N, d).
 
     Packed sequences of shape (tokens, heads, d) are treated as the rows of a single batch entry.
@@ -122,7 +122,7 @@ def shape(X: torch.Tensor) -> tuple[int, ...]:
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
-def strides(X: torch.Tensor) -> tuple[int, ...]:
+def dense_strides(X: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of X for batch entries, heads and rows. The columns of X must be contiguous.
 
     For packed sequences, the row stride takes the place of the batch stride, because a kernel locates a sequence by its
@@ -137,7 +137,7 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
     The compiler loads eight 16-bit elements with one instruction only if it knows that every stride is a multiple of 8.
     On its own, it checks only whether a stride is a multiple of 16, which holds for d = 80 but not for d = 72.
     """
-    strides_of_all = tuple(map(strides, tensors))
+    strides_of_all = tuple(map(dense_strides, tensors))
     return strides_of_all, triton.language.constexpr(math.gcd(16, *chain(*strides_of_all)) == 8)
 
 
@@ -146,7 +146,7 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 
     For packed sequences, this number is an upper bound that also covers the rows after the last sequence.
     """
-    batch, H, N, _ = shape(X)
+    batch, H, N, _ = dense_shape(X)
     return batch * H * (cdiv(N, B) if sequences is None else N // B + sequences + 1)
 
 
@@ -156,7 +156,7 @@ def size_arguments(
     """Return a kernel's size arguments.
 
     A program owns a block of the tensor `owned` and loops over blocks of the tensor `streamed`."""
-    (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
+    (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = dense_shape(Q), dense_shape(K), dense_shape(owned)
     sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
     return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
@@ -174,7 +174,7 @@ def l2_group(X: torch.Tensor) -> int:
 
     A head's size is doubled because the kernel reads two tensors of X's size (for example, K and V).
     """
-    _, _, N, d = shape(X)
+    _, _, N, d = dense_shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
