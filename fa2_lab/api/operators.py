@@ -18,7 +18,7 @@ from fa2_lab.api import bias, reference
 from fa2_lab.api.checks import GRADIENT_ADVICE, check_transforms, is_traced, with_positive_scale
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import keep_prepared
-from fa2_lab.kernels.strides import contiguous_like, rows_contiguous
+from fa2_lab.kernels.contiguous import contiguous_like, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fa2_lab.kernels.arguments import Options, Tensors
-from fa2_lab.kernels.strides import contiguous_like, rows_contiguous
+from fa2_lab.kernels.contiguous import contiguous_like, rows_contiguous
 from fa2_lab.reference import heads
 from fa2_lab.tiles import cdiv
 

@@ -12,7 +12,7 @@ from fa2_lab.kernels import launches, tables
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
-from fa2_lab.kernels.strides import rows_contiguous
+from fa2_lab.kernels.contiguous import rows_contiguous
 
 ROWS = 32  # rows per program
 

@@ -24,10 +24,10 @@ from triton.errors import TritonError
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
+from fa2_lab.kernels.contiguous import needs_copy, rows_contiguous
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.strides import needs_copy, rows_contiguous
 
 # Forward ------------------------------------------------------------------------------------------------------
 

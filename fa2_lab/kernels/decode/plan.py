@@ -13,6 +13,7 @@ from fa2_lab.kernels import interpreter, launches, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.softmax import make_scales
+from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import (
     DecodeConstants,
@@ -22,7 +23,6 @@ from fa2_lab.kernels.decode.kernel import (
     split_kv_kernel,
     stream_k_kernel,
 )
-from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -344,4 +344,4 @@ def strides_of(tensors: Tensors) -> Strides:
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
     if tensors.block_table is not None:  # within a page, the key dimension precedes the head dimension
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
-    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), layout_of_result(Q).stride()[:3])
+    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), result_stand_in(Q).stride()[:3])

@@ -39,8 +39,8 @@ from fa2_lab.kernels.common.tile import (
     row_ranges,
     store_rows,
 )
+from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 from fa2_lab.kernels.portable.forward import BiasContext, RowBlock, eval_bias
-from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class QueryTensors(NamedTuple):
@@ -341,7 +341,7 @@ def prepare_dq(
     config = config or tables.choose_config("dq", Q, options.causal)
     return launches.Launch(
         *(bwd_dq, launches.program_count(Q, config.B_r, sequences), config.compiler_options()),
-        strides=launches.all_strides(Q, K, tensors.v, O, dO, layout_of_result(Q)),
+        strides=launches.all_strides(Q, K, tensors.v, O, dO, result_stand_in(Q)),
         **launches.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(const=config.constants(Q), **common_arguments(options)),
     )
@@ -355,7 +355,7 @@ def prepare_dkdv(
     config = config or tables.choose_config("dkdv", Q, options.causal)
     return launches.Launch(
         *(bwd_dkdv, launches.program_count(K, config.B_c, sequences), config.compiler_options()),
-        strides=launches.all_strides(Q, K, V, dO, *(layout_of_result(x) for x in (K, V))),
+        strides=launches.all_strides(Q, K, V, dO, *(result_stand_in(x) for x in (K, V))),
         **launches.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
         **dict(const=config.constants(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
     )

@@ -30,7 +30,7 @@ from fa2_lab.kernels.common.tile import (
     packed_block,
     store_rows,
 )
-from fa2_lab.kernels.strides import contiguous_like, layout_of_result
+from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 
 
 class BiasContext(NamedTuple):
@@ -160,7 +160,7 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
     L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
     launch = launches.Launch(
         *(forward_kernel, launches.program_count(Q, config.B_r, sequences), config.compiler_options()),
-        strides=launches.all_strides(Q, K, tensors.v, layout_of_result(Q)),
+        strides=launches.all_strides(Q, K, tensors.v, result_stand_in(Q)),
         **launches.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(window=launches.window_bounds(options), scales=make_scales(options.scale, options.softcap)),
         **dict(dropout_rule=launches.dropout_rule(options.dropout_p), const=config.constants(Q), bias=options.bias),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.softmax import log2_scale
+from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 from fa2_lab.kernels.hopper.backward import configs
 from fa2_lab.kernels.hopper.backward.accumulators import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.backward.configs import BackwardConfig
@@ -20,7 +21,6 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, matrix_descriptor
 from fa2_lab.kernels.launches import USE_PDL, Launch, dense_shape, dense_strides, on_device_of, program_count, sm_count
-from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.tiles import cdiv
 
 
@@ -138,7 +138,7 @@ def prepare_main(
     if parts > 1:
         dk_dv = 2 * (matrix_descriptor(dk_accum_shape, (min(128, 2 * config.d_pad), 32), swizzle=128),)
     else:
-        dk_dv = tuple(describe(layout_of_result(X), 64) for X in (K, V))
+        dk_dv = tuple(describe(result_stand_in(X), 64) for X in (K, V))
     acc_init = matrix_descriptor(acc_init_shape, (1, 2 * config.B_r))
     dq_accum = matrix_descriptor(dq_accum_shape, (config.B_r * config.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # the scheduler treats each part of a K/V head as a separate head
@@ -172,7 +172,7 @@ def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConf
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = dense_shape(Q), dense_shape(K)
     row_blocks, column_blocks = program_count(Q, config.B_r, sequences), program_count(K, 128, sequences)
-    out_strides = tuple(dense_strides(layout_of_result(X)) for X in (Q, K, V))
+    out_strides = tuple(dense_strides(result_stand_in(X)) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
         **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),

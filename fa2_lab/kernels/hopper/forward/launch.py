@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.softmax import log2_scale
+from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launches import Launch, dense_shape, on_device_of, program_count, sm_count
-from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.tiles import cdiv
 
 
@@ -57,7 +57,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     causal, has_key_lengths = options.causal, tensors.key_lengths is not None
     n_sequences = 1 if options.dominant_sequence else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = dense_shape(Q), dense_shape(K)
-    SMs, group, O = sm_count(Q.device), H // H_kv, layout_of_result(Q)
+    SMs, group, O = sm_count(Q.device), H // H_kv, result_stand_in(Q)
     ragged = has_key_lengths or sequences is not None
     if options.has_window:
         config = configs.choose_for_window(d, causal)

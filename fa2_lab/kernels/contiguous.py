@@ -34,7 +34,7 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
     return torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
 
 
-def layout_of_result(x: Tensor) -> Tensor:
+def result_stand_in(x: Tensor) -> Tensor:
     """Return a tensor with the shape and strides of contiguous_like(x). Its elements must not be accessed.
 
     If x is in (batch, heads, N, d) or (batch, N, heads, d) order without gaps, return x itself. Otherwise, return a new
