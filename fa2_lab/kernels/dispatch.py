@@ -59,10 +59,10 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     if tensors.block_table is not None:
         assert not needs_portable(tensors, options), "the portable kernels do not read pages"
         return with_fallback("decode over pages", decode.prepare(tensors, options))
-    if decode_supports(tensors, options) and decode.is_decode(q, k, options.num_splits):
+    if decode_supports(tensors, options) and decode.is_fastest(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
     hopper = hopper_module("forward", q.device) if hopper_supports(tensors, options) else None
-    call = hopper.prepare(tensors, options) if hopper is not None and hopper.enough_work(q, k) else None
+    call = hopper.prepare(tensors, options) if hopper is not None and hopper.is_fastest(q, k) else None
     return portable_fallback(tensors) if call is None else with_fallback("Hopper's forward", call, portable_fallback)
 
 
@@ -115,7 +115,7 @@ def prepare_contiguous_backward(
     """
     hopper = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     call = None
-    if hopper is not None and hopper.enough_work(tensors.q, tensors.k):
+    if hopper is not None and hopper.is_fastest(tensors.q, tensors.k):
         call = hopper.prepare(dO, O, tensors, options, deterministic)
     if call is None:
         return prepare_portable_backward(dO, O, tensors, options)

@@ -123,7 +123,7 @@ def serving(environment: Environment) -> dict[str, str]:
     for d in (64, 128):
         q = torch.empty(1, 16, 4096, d, dtype=torch.bfloat16, device="cuda")
         modules = {direction: dispatch.hopper_module(direction, q.device) for direction in ("forward", "backward")}
-        own = {direction: module is not None and module.enough_work(q, q) for direction, module in modules.items()}
+        own = {direction: module is not None and module.is_fastest(q, q) for direction, module in modules.items()}
         served[str(d)] = ", ".join(
             f"{direction} {'by Hopper' if mine else 'portable'}" for direction, mine in own.items()
         )

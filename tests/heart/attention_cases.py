@@ -18,10 +18,10 @@ def kernels(request, monkeypatch):
     """Run each test with the portable kernels, and if the GPU has kernels of its own, again with those."""
     if request.param == "portable":
         monkeypatch.setattr(dispatch, "hopper_supports", lambda tensors, options: False)
-        monkeypatch.setattr(dispatch.decode, "is_decode", lambda *given: False)
+        monkeypatch.setattr(dispatch.decode, "is_fastest", lambda *given: False)
     else:
         for module in (HOPPER, dispatch.hopper_module("backward", torch.device("cuda", 0))):
-            monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also for small work
+            monkeypatch.setattr(module, "is_fastest", lambda *_: True)  # also for small work
     return request.param
 
 

@@ -44,7 +44,7 @@ JITFunction._do_compile, launches.Launch.__call__ = record_compilation, launch_a
 hopper_forward.host.scheduler_counter = lambda X, in_custom_op: torch.zeros(2, dtype=torch.int32)
 hopper = dict(forward=hopper_forward, backward=hopper_backward)
 for module in hopper.values():
-    module.enough_work = lambda Q, K: True
+    module.is_fastest = lambda Q, K: True
 
 
 def floats(*shape, dtype=torch.bfloat16):

@@ -357,4 +357,4 @@ def test_attention_uses_decode_kernels_for_few_query_rows(monkeypatch):
 def test_num_splits_makes_the_choice_of_decode_independent_of_lengths():
     """Else the result of a sequence would depend on the longest one of its batch."""
     q = torch.empty(1, 64, 1, 64, device="meta")
-    assert all(plan.is_decode(q, torch.empty(1, 1, N_k, 64, device="meta"), num_splits=1) for N_k in (1, 9999))
+    assert all(plan.is_fastest(q, torch.empty(1, 1, N_k, 64, device="meta"), num_splits=1) for N_k in (1, 9999))

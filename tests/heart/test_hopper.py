@@ -121,7 +121,7 @@ def test_the_other_kernels_support_or_refuse_each_tensor_and_option(name, suppor
 
 def test_dispatch_asks_before_it_chooses_decode(monkeypatch):
     """A call that decode does not support goes to the portable kernels, even if decode would be the fastest."""
-    monkeypatch.setattr(dispatch.decode, "is_decode", lambda *_: True)
+    monkeypatch.setattr(dispatch.decode, "is_fastest", lambda *_: True)
     for name in ("decode", "portable"):
         monkeypatch.setattr(getattr(dispatch, name), "prepare", lambda *_, name=name: lambda tensors: name)
     q = torch.empty(1, 1, 80, 64)
@@ -158,7 +158,7 @@ def test_dispatch_chooses_the_expected_kernels(
             takes = name == "portable" or kind
             return (lambda *given: (name, given) if name == "portable" or aligned else None) if takes else None
 
-        return SimpleNamespace(prepare=prepare, enough_work=lambda q, k: enough)
+        return SimpleNamespace(prepare=prepare, is_fastest=lambda q, k: enough)
 
     monkeypatch.setattr(dispatch, "hopper_module", lambda direction, device: room("hopper") if on_hopper else None)
     for name in ("portable", "portable_backward"):
@@ -172,7 +172,7 @@ def test_dispatch_chooses_the_expected_kernels(
 def test_hopper_kernels_serve_large_calls_only():
     large, tiny = torch.empty(4, 16, 4096, 64, device="meta"), torch.empty(1, 1, 64, 64, device="meta")
     for room in (launch, backward_launch):
-        assert room.enough_work(large, large) and not room.enough_work(tiny, tiny)
+        assert room.is_fastest(large, large) and not room.is_fastest(tiny, tiny)
 
 
 def test_hopper_sizes_fit_registers_and_shared_memory():

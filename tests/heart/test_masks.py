@@ -341,7 +341,7 @@ def test_bias_is_rejected_under_transforms_and_by_other_calls():
 @pytest.fixture
 def decode_alone(monkeypatch):
     """Make all calls use the decode kernels, with tiles so small that a window skips some of them."""
-    monkeypatch.setattr(plan, "is_decode", lambda *given: True)
+    monkeypatch.setattr(plan, "is_fastest", lambda *given: True)
     if DEVICE == "cpu":
         monkeypatch.setattr(plan, "INTERPRETED", plan.DecodeConfig(B_c=16, warps=1, stages=1, programs_per_SM=4))
 

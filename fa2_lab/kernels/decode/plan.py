@@ -32,7 +32,7 @@ MERGE_WIDTH = 32  # columns of O per program in the merge kernel
 # The call -------------------------------------------------------------------------------------------------------
 
 
-def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
+def is_fastest(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice for Q and K of these shapes.
 
     This is the case if each K/V head has few query rows, or if it has up to 64 query rows and the cache is long. If

@@ -91,7 +91,7 @@ PORTABLE_IS_FASTER = {  # {largest d: limits}
 }
 
 
-def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
+def is_fastest(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
     """Return whether the Hopper backward kernels are the fastest choice.
 
     `heads` is the number of query heads over all batch entries, and `grouped` is True if several of them share a K/V

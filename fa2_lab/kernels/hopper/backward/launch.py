@@ -180,7 +180,7 @@ def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConf
     )
 
 
-def enough_work(Q: Tensor, K: Tensor) -> bool:
+def is_fastest(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper backward kernels are the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = dense_shape(Q), dense_shape(K)
-    return configs.enough_work(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))
+    return configs.is_fastest(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))

@@ -231,7 +231,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
     return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config
 
 
-def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
+def is_fastest(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Return whether the Hopper forward kernel is the fastest choice.
 
     `heads` is the number of query heads over all batch entries."""

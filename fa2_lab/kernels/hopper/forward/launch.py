@@ -78,7 +78,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     )
 
 
-def enough_work(Q: Tensor, K: Tensor) -> bool:
+def is_fastest(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper forward kernel is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = dense_shape(Q), dense_shape(K)
-    return configs.enough_work(d, N_q, N_k, batch * H, sm_count(Q.device))
+    return configs.is_fastest(d, N_q, N_k, batch * H, sm_count(Q.device))
