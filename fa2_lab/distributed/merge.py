@@ -43,13 +43,13 @@ def merge_state_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: 
     in_part = (row >= first) & (row < first + n)
     L_i = tl.load(L + tl.cast(bh, tl.int64) * n + row - first, mask=in_part, other=NEG_INF)
     o_part = head_ptr(O, O_strides, bh // H, bh % H)
-    o_part = load_rows(o_part, i - first, O_strides[2], n, B_r, d, d_pad, RAGGED=True, UPCAST=True, row_begin=0)
+    o_part = load_rows(o_part, i - first, O_strides[2], n, B_r, d, d_pad, RAGGED=True, UPCAST=True, begin=0)
     m_i = tl.load(m + at, mask=row < end, other=NEG_INF)
     m_new = tl.maximum(m_i, L_i)
     alpha, beta = tl.exp(m_i - finite(m_new)), tl.exp(L_i - finite(m_new))
     has_state = m_i != NEG_INF
     l_i = alpha * tl.load(l + at, mask=has_state, other=0.0) + beta
-    o_i = load_rows(o_rows, i, d, end, B_r, d, d_pad, RAGGED=True, UPCAST=False, row_begin=tl.where(has_state, 0, N))
+    o_i = load_rows(o_rows, i, d, end, B_r, d, d_pad, RAGGED=True, UPCAST=False, begin=tl.where(has_state, 0, N))
     o_i = alpha[:, None] * o_i + beta[:, None] * o_part
     if O_out is None:
         tl.store(m + at, m_new, mask=row < end)

@@ -21,7 +21,7 @@ class Scales(NamedTuple):
     softcap_factor: float | None  # factor of the scores inside the softcap's tanh, or None if there is no softcap
 
 
-def log2_scale(scale: float) -> float:
+def scale_log2_of(scale: float) -> float:
     """Return c = τ log₂e for a scale τ.
 
     With this factor, exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2. If the scale is 0, return 2⁻¹²⁶
@@ -32,7 +32,7 @@ def log2_scale(scale: float) -> float:
 
 def make_scales(scale: float, softcap: float | None) -> Scales:
     """Return the Scales for a scale τ and a softcap."""
-    scale_log2 = log2_scale(scale if softcap is None else softcap)
+    scale_log2 = scale_log2_of(scale if softcap is None else softcap)
     # The largest factor is finite, and it still makes tanh(factor · score) ±1 unless the score is 0.
     softcap_factor = None if softcap is None else min(scale / softcap, 1e38)
     exact_scale, exact_from_abs_m = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)

@@ -118,16 +118,16 @@ def head_view(X, strides, batch, head):
 
 
 @triton.jit
-def load_tile(X, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
+def load_tile(X, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, begin=None):
     """Load rows first:first + B of the Head X with load_rows(), using the d, d_pad and upcast of `const`."""
-    return load_rows(X.ptr, first, X.stride, n, B, const.d, const.d_pad, RAGGED, const.upcast, row_begin)
+    return load_rows(X.ptr, first, X.stride, n, B, const.d, const.d_pad, RAGGED, const.upcast, begin)
 
 
 @triton.jit
-def load_columns(X, c, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
+def load_columns(X, c, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, begin=None):
     """Load columns c:c + const.o_chunk of rows first:first + B of the Head X as a (B, const.o_chunk) tile."""
     d: tl.constexpr = min(const.d - c, const.o_chunk)
-    return load_rows(X.ptr + c, first, X.stride, n, B, d, const.o_chunk, RAGGED, const.upcast, row_begin)
+    return load_rows(X.ptr + c, first, X.stride, n, B, d, const.o_chunk, RAGGED, const.upcast, begin)
 
 
 @triton.jit
@@ -139,15 +139,15 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
-              UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
+              UPCAST: tl.constexpr, begin=None):  # fmt: skip
     """Load rows first:first + B of a head as a (B, d_pad) tile. X is a pointer to the head's row 0.
 
     If RAGGED is true, rows at or beyond n are filled with zeros instead of being read. The same applies to rows before
-    `row_begin`, if it is given. If UPCAST is true, the tile is converted to fp32.
+    `begin`, if it is given. If UPCAST is true, the tile is converted to fp32.
     """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
-    real = (row < n if row_begin is None else (row >= row_begin) & (row < n))[:, None]
+    real = (row < n if begin is None else (row >= begin) & (row < n))[:, None]
     if d != d_pad:
         x = tl.load(at, mask=real & (tl.arange(0, d_pad) < d)[None, :], other=0.0)
     elif RAGGED:

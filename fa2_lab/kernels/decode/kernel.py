@@ -174,29 +174,29 @@ def page_and_row(cache, first, length, const):
 
 
 @triton.jit
-def load_keys(X, page_row, first, row_begin, length, const):
+def load_keys(X, page_row, first, key_begin, length, const):
     """Load keys (or values) first:first + B_c of a head as a (B_c, d_pad) tile.
 
-    Keys at or beyond `length`, and keys before `row_begin` if it is given, are filled with zeros instead of being read.
+    Keys at or beyond `length`, and keys before `key_begin` if it is given, are filled with zeros instead of being read.
     `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
     if const.page == 0:
         return load_rows(
-            X.ptr, first, stride, length, const.B_c, const.d, const.d_pad, const.masked, const.upcast, row_begin
+            X.ptr, first, stride, length, const.B_c, const.d, const.d_pad, const.masked, const.upcast, key_begin
         )
     elif const.page % const.B_c == 0:
         page, row = page_row
         end = length - first + row  # end of the sequence, as a row index in this page
-        row_begin = None if row_begin is None else row_begin - first + row
+        begin = None if key_begin is None else key_begin - first + row
         at = X.ptr + page * X.strides[0]
         return load_rows(at, row, stride, end, const.B_c, const.d, const.d_pad, RAGGED=True, UPCAST=const.upcast,
-                         row_begin=row_begin)  # fmt: skip
+                         begin=begin)  # fmt: skip
     else:
         page, row = page_row
         e = tl.arange(0, const.d_pad)
         col = first + tl.arange(0, const.B_c)
-        real = col < length if row_begin is None else (col >= row_begin) & (col < length)
+        real = col < length if key_begin is None else (col >= key_begin) & (col < length)
         real = real[:, None] & (e < const.d)[None, :]
         at = X.ptr + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
         x = tl.load(at, mask=real, other=0.0)
@@ -226,12 +226,12 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
         l_i += tl.where(span.is_first, one, 0.0)
     begin, end = bounds
     first_key, length = keys
-    row_begin = None if window[0] is None else first_key
+    key_begin = None if window[0] is None else first_key
     common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see the columns common_begin:common_end
     for col0 in range(span.begin, span.end, span.step):  # FA2.A1.L6
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
-        k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
+        k_j = load_keys(cache.K, page_row, col0, key_begin, length, const)  # (B_c, d)  FA2.A1.L7
         # `col0 < span.end` is always true. The condition only keeps the compiler from converting q's layout before the
         # loop. A q converted there would occupy registers in every iteration.
         q_j = tl.where(col0 < span.end, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
@@ -247,7 +247,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
         alpha = tl.exp2((m_i - m_safe) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(cache.V, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
+        v_j = load_keys(cache.V, page_row, col0, key_begin, length, const)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, tl.sum(l_i, 1) if FEW_ROWS else l_i, o_i
 

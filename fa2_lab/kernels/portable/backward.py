@@ -206,11 +206,11 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     length = key_length(key_lengths, batch, N_k)
     masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, const)
     begin, end = row_bounds(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
-    # Keys before `row_begin` are not read because no row sees them.
-    row_begin = None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
+    # Keys before `key_begin` are not read because no row sees them.
+    key_begin = None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
 
-    k_j = load_tile(K, j * B_c, length, const, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
-    v_j = load_tile(V, j * B_c, length, const, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
+    k_j = load_tile(K, j * B_c, length, const, B_c, RAGGED=True, begin=key_begin)  # (B_c, d)  FA2.A2.L6
+    v_j = load_tile(V, j * B_c, length, const, B_c, RAGGED=True, begin=key_begin)  # (B_c, d)  FA2.A2.L6
     dk_j = tl.zeros((B_c, const.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, const.d_pad), tl.float32)  # FA2.A2.L7
     columns = ColumnBlock(k_j, v_j, col, begin, end)
@@ -238,12 +238,12 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
     """
     B_c: tl.constexpr = const.B_c
     row = row_block.row
-    row_begin = None if window[0] is None else keys.begin
+    key_begin = None if window[0] is None else keys.begin
     for n in range(span.begin, span.end, B_c):
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)
-        v_j = load_tile(V, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)
+        k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, key_begin)  # (B_c, d)
+        v_j = load_tile(V, col0, keys.length, const, B_c, MASKED, key_begin)  # (B_c, d)
         visible = in_col_bounds(row_block.begin, row_block.end, col[None, :], window)
         b_ij = None if bias is None else eval_bias(bias, bias_context, row[:, None], col[None, :])
         p_ij, s_ij = probabilities(q_i, k_j, row_block.L_i[:, None], b_ij, visible, scales, MASKED)

@@ -71,11 +71,11 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
     o_i, m_i, l_i = state
     row = row_block.row
     B_c: tl.constexpr = const.B_c
-    row_begin = None if window[0] is None else keys.begin
+    key_begin = None if window[0] is None else keys.begin
     for n in range(span.begin, span.end, B_c):  # FA2.A1.L6
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
+        k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, key_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
@@ -88,7 +88,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
         for c in tl.static_range(0, const.d, const.o_chunk):
-            v_j = load_columns(V, c, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, o_chunk)  FA2.A1.L7
+            v_j = load_columns(V, c, col0, keys.length, const, B_c, MASKED, key_begin)  # (B_c, o_chunk)  FA2.A1.L7
             o_c = alpha[:, None] * o_i[c // const.o_chunk]
             new_o_i += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
         o_i = new_o_i

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
-from fa2_lab.kernels.common.softmax import log2_scale
+from fa2_lab.kernels.common.softmax import scale_log2_of
 from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 from fa2_lab.kernels.hopper.backward import configs
 from fa2_lab.kernels.hopper.backward.accumulators import bwd_postprocess, bwd_preprocess
@@ -118,7 +118,7 @@ def prepare_preprocess(
         *(bwd_preprocess, program_count(Q, config.B_r, sequences) * config.B_r // 64, dict(num_warps=4, num_stages=1)),
         **dict(O_strides=dense_strides(O), dO_strides=dense_strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(tiles=accum_shape[0] // (2 * config.d_pad)),
-        **dict(scale_log2=log2_scale(options.scale), d=d, d_pad=config.d_pad, B_r=config.B_r),
+        **dict(scale_log2=scale_log2_of(options.scale), d=d, d_pad=config.d_pad, B_r=config.B_r),
     )
 
 
@@ -158,7 +158,7 @@ def prepare_main(
         config.compiler_options | USE_PDL,
         (*descriptors, acc_init, dq_accum, *dk_dv),
         **dict(group=H // H_kv, T_r=acc_init_shape[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
-        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale_log2=log2_scale(scale)),
+        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale_log2=scale_log2_of(scale)),
         **dict(CAUSAL=options.causal, RAGGED=ragged(tensors), CONFIG=config),
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
-from fa2_lab.kernels.common.softmax import log2_scale
+from fa2_lab.kernels.common.softmax import scale_log2_of
 from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
 from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
@@ -70,11 +70,9 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
         min(SMs, program_count(Q, config.rows, sequences)),
         config.compiler_options,
         (describe(Q, 64), describe(K, config.B_c), describe(V, config.B_c), describe(O, 64)),
-        **dict(sequences=sequences, left=options.left, right=options.right),
+        **dict(sequences=sequences, left=options.left, right=options.right, scale_log2=scale_log2_of(options.scale)),
         **dict(group=group, l2_group=group * configs.l2_group(cdiv(N_k, n_sequences), d, batch * H_kv, causal)),
-        **dict(
-            scale_log2=log2_scale(options.scale), CAUSAL=causal, RAGGED=ragged or N_k % config.B_c != 0, CONFIG=config
-        ),
+        **dict(CAUSAL=causal, RAGGED=ragged or N_k % config.B_c != 0, CONFIG=config),
     )
 
 
