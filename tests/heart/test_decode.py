@@ -14,7 +14,7 @@ from fa2_lab.kernels import cache, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
-from fa2_lab.kernels.decode.shares import min_share
+from fa2_lab.kernels.decode.shares import smallest_share
 from fa2_lab.machine.splits import Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import cdiv
@@ -115,7 +115,7 @@ def test_decode_kernel_splits_keys_as_the_model_predicts(monkeypatch, programs, 
     made = plan.prepare(Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs)
     assert made.attend.kernel is plan.stream_k_kernel  # else 4 heads would be split
     tiles = tuple(cdiv(n, B_c) for n in lengths or [150] * 3 for _ in range(2))
-    shares = Shares(tiles, programs, min_share(R, d_pad, B_c, 4))
+    shares = Shares(tiles, programs, smallest_share(R, d_pad, B_c, 4))
     several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
     if not several and lengths is None:  # no program shares a head with another
         assert scratch.numel() == 0

@@ -178,7 +178,7 @@ def test_hopper_kernels_serve_large_calls_only():
 def test_hopper_sizes_fit_registers_and_shared_memory():
     """Registers and shared memory as the chip has them, counted from the configs."""
     assert set(configs.CAUSAL_CASES) == {*configs.DEFAULT, 192}
-    assert set(configs.UNMASKED_TIMES) == {*configs.DEFAULT, 32} == set(map(configs.d_padded, configs.DIMENSIONS))
+    assert set(configs.UNMASKED_TIMES) == {*configs.DEFAULT, 32} == set(map(configs.tma_d_pad, configs.DIMENSIONS))
     assert all(
         size.low_reg_schedule is USE_LOW_REG
         for size, causal, _ in kinds_of(64)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.kernels.decode.shares import heads_fill, min_share, splits_of_head
+from fa2_lab.kernels.decode.shares import heads_fill, smallest_share, splits_of_head
 from fa2_lab.machine import grid, splits
 from fa2_lab.machine.splits import Shares
 
@@ -40,7 +40,7 @@ def test_shares_equal_a_walk_through_all_tiles(tiles, programs, least):
 
 def test_split_model_equals_the_expected_splits_on_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
-    shares = Shares((2048,) * 8, 396, min_share(4, 128, 32, 2))
+    shares = Shares((2048,) * 8, 396, smallest_share(4, 128, 32, 2))
     assert (shares.min_share, shares.share, shares.busy_programs) == (1, 42, 391)
     assert [block.cost for block in splits.same_splits((5, 1, 0), 3)] == [3, 3, 2, 2, 1]  # none without a tile
     one_each = grid.schedule(splits.same_splits((2048,) * 8, 1), 396)
@@ -65,8 +65,8 @@ def test_heads_are_split_if_that_fills_the_slots(heads, tiles, least, expected):
 
 
 def test_min_share_equals_hand_computed_values():
-    assert min_share(rows=4, d=128, B_c=32, itemsize=2) == 1
-    assert min_share(rows=64, d=128, B_c=32, itemsize=2) == 5
+    assert smallest_share(rows=4, d=128, B_c=32, itemsize=2) == 1
+    assert smallest_share(rows=64, d=128, B_c=32, itemsize=2) == 5
     assert Shares((3, 3), 100, min_share=3).share == 3
 
 

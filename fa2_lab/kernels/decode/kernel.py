@@ -47,7 +47,7 @@ class DecodeConstants(NamedTuple):
     d_pad: int  # d padded for the tensor cores
     B_r: int
     B_c: int
-    page: int  # keys per page, or 0 if the cache is not paged
+    page_size: int  # keys per page, or 0 if the cache is not paged
     masked: bool  # whether columns are compared with row bounds, which is unnecessary if every row sees all keys
     convert_q_in_loop: bool  # whether q is converted to the tensor cores' layout inside the loop, as stream-K requires
     early_merge: bool  # whether the merge kernel may start before this kernel ends (programmatic dependent launch)
@@ -164,12 +164,12 @@ def page_and_row(cache, first, length, const):
 
     If a single page contains the whole tile, return only this page and the row of the first key.
     """
-    if const.page % const.B_c == 0:
+    if const.page_size % const.B_c == 0:
         first = tl.cast(first, tl.int32)  # `first` is a Python int in Triton's interpreter
-        page, row = tl.load(cache.table + first // const.page), first % const.page
+        page, row = tl.load(cache.table + first // const.page_size), first % const.page_size
     else:
         col = first + tl.arange(0, const.B_c)
-        page, row = tl.load(cache.table + col // const.page, mask=col < length, other=0), col % const.page
+        page, row = tl.load(cache.table + col // const.page_size, mask=col < length, other=0), col % const.page_size
     return tl.minimum(tl.maximum(page, 0), cache.pages - 1).to(tl.int64), row
 
 
@@ -181,11 +181,11 @@ def load_keys(X, page_row, first, key_begin, length, const):
     `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
-    if const.page == 0:
+    if const.page_size == 0:
         return load_rows(
             X.ptr, first, stride, length, const.B_c, const.d, const.d_pad, const.masked, const.upcast, key_begin
         )
-    elif const.page % const.B_c == 0:
+    elif const.page_size % const.B_c == 0:
         page, row = page_row
         end = length - first + row  # end of the sequence, as a row index in this page
         begin = None if key_begin is None else key_begin - first + row
@@ -230,7 +230,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see the columns common_begin:common_end
     for col0 in range(span.begin, span.end, span.step):  # FA2.A1.L6
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
-        page_row = page_and_row(cache, col0, length, const) if const.page else None
+        page_row = page_and_row(cache, col0, length, const) if const.page_size else None
         k_j = load_keys(cache.K, page_row, col0, key_begin, length, const)  # (B_c, d)  FA2.A1.L7
         # `col0 < span.end` is always true. The condition only keeps the compiler from converting q's layout before the
         # loop. A q converted there would occupy registers in every iteration.
@@ -301,10 +301,10 @@ def attend(queries, cache, block, span, part, scales, sizes, const):
         head = block.kv_head * sizes.group + row // sizes.N_q
         sink = tl.load(queries.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
     # In a paged cache, strides[0] is the distance between pages, so it must not be multiplied by the sequence's index.
-    b = 0 * block.b if const.page else block.b
+    b = 0 * block.b if const.page_size else block.b
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
-    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
+    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page_size else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
     if const.early_merge:  # the merge kernel may start now, but it waits until this kernel has ended
@@ -324,7 +324,7 @@ def attend(queries, cache, block, span, part, scales, sizes, const):
 
 
 @triton.jit
-def row_block(row_block_id, key_lengths, table, N_k, sizes):
+def find_row_block(row_block_id, key_lengths, table, N_k, sizes):
     """Return the DecodeRowBlock with index `row_block_id` among the row blocks of all sequences."""
     b, in_sequence = row_block_id // sizes.row_blocks_per_sequence, row_block_id % sizes.row_blocks_per_sequence
     kv_head, i = in_sequence // sizes.row_blocks, in_sequence % sizes.row_blocks
@@ -355,7 +355,7 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     w, row_block_id = tl.program_id(0) % splits, tl.program_id(0) // splits
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
-    block = row_block(row_block_id, key_lengths, table, N_k, sizes)
+    block = find_row_block(row_block_id, key_lengths, table, N_k, sizes)
     begin = (first_tile(block.diagonal_end, sizes.N_q, sizes.left, const) + w) * const.B_c
     span = Span(begin, block.length, splits * const.B_c, w == 0, WHOLE)
     attend(queries, cache, block, span, Part(scratch, w + row_block_id * (splits + 1)), scales, sizes, const)
@@ -375,7 +375,7 @@ def units_in_row_block(length, work, const):
     if work.left is None:
         return tl.cdiv(length, const.B_c) + 1
     else:
-        first = first_tile(work.N_k if const.page == 0 else length, work.N_q, work.left, const)
+        first = first_tile(work.N_k if const.page_size == 0 else length, work.N_q, work.left, const)
         return tl.maximum(tl.cdiv(length, const.B_c) - first, 0) + 1
 
 
@@ -451,7 +451,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     row_block_id = b * sizes.row_blocks_per_sequence + (unit - sequence_begin) // units
     skipped = (unit - sequence_begin) % units  # number of units of this row block assigned to earlier programs
     while remaining > 0:
-        block = row_block(row_block_id, key_lengths, table, N_k, sizes)
+        block = find_row_block(row_block_id, key_lengths, table, N_k, sizes)
         units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
         tile = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)

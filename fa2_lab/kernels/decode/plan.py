@@ -174,14 +174,14 @@ def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, i
     if interpreter.is_enabled():
         SMs, entry, registers = 1, INTERPRETED, None
     else:
-        SMs, table = launches.sm_count(Q.device), chip_table()
+        SMs, table = launches.sm_count(Q.device), decode_table()
         entry = next(
             DecodeConfig(*table[case][d_pad])
             for case in matching_cases(Q, shape, SMs, B_r)
             if d_pad in table.get(case, ())
         )
         registers = None if table is FOR_CDNA else entry.registers
-    stages = entry.stages + EXTRA_PAGED_STAGES * (shape.page > 0 and entry.stages > 2)
+    stages = entry.stages + EXTRA_PAGED_STAGES * (shape.page_size > 0 and entry.stages > 2)
     fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.needs_upcast(Q))
     return tables.KernelConfig(B_r, entry.B_c, entry.warps, stages, **fixed), SMs * entry.programs_per_SM
 
@@ -191,7 +191,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
     decode_config() uses the first case that has an entry for d_pad.
     """
-    any_entry = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
+    any_entry = DecodeConfig(*decode_table()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 if the heads may differ in length
     few_rows, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, any_entry.B_c))
@@ -202,13 +202,13 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
         "a head on each SM": few_rows and splits == 1 and heads <= SMs,
         "one query, split heads": few_rows and splits > 1 and shape.N_q == 1,
         "split or shared heads": few_rows and not shares.heads_fill(SMs * any_entry.programs_per_SM, heads),
-        "pages": shape.page > 0,
+        "pages": shape.page_size > 0,
         "any": True,
     }
     return [case for case in applies if applies[case]]
 
 
-def chip_table() -> dict:
+def decode_table() -> dict:
     """Return the table of decode configurations for the current GPU."""
     portable_table = tables.chip_tables()
     pairs = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
@@ -248,7 +248,7 @@ def partition_keys(
     if options.left is not None:  # skip the tiles before the first query's window
         tiles -= max(shape.N_k - shape.N_q - options.left, 0) // config.B_c
     heads = shape.batch * shape.H_kv * row_blocks
-    min_share = shares.min_share(min(config.B_r, shape.rows), config.d_pad, config.B_c, itemsize)
+    min_share = shares.smallest_share(min(config.B_r, shape.rows), config.d_pad, config.B_c, itemsize)
     splits = options.num_splits
     if shape.one_length and programs is None:
         splits = shares.splits_of_head(slots, heads, tiles, min_share)
@@ -277,7 +277,7 @@ def constants_of(
     all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed
     split_kv = partition.splits > 0
     masked = not (split_kv and all_seen and partition.programs <= slots)
-    sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page
+    sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page_size
     switches = masked, not split_kv, early_merge, config.upcast
     return DecodeConstants(*map(tl.constexpr, (*sizes, *switches)))
 
@@ -308,7 +308,7 @@ class Shape(NamedTuple):
     N_q: int
     N_k: int  # number of keys in the longest sequence
     d: int
-    page: int  # keys per page, or 0 if the cache is not paged
+    page_size: int  # keys per page, or 0 if the cache is not paged
     pages: int
     table_stride: int  # distance between the rows of the block table
     one_length: bool  # whether all sequences are known to have N_k keys, so that programs need not read the lengths
@@ -333,15 +333,16 @@ def shape_of(tensors: Tensors, one_length: bool) -> Shape:
     (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:
         _, H_kv, N_k, _ = K.shape
-        return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page=0, pages=0, table_stride=0, one_length=one_length)
-    pages, page, H_kv, _ = K.shape
-    return Shape(batch, H_kv, H // H_kv, N_q, table.shape[1] * page, d, page, pages, table.stride(0), one_length)
+        return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page_size=0, pages=0, table_stride=0, one_length=one_length)
+    pages, page_size, H_kv, _ = K.shape
+    N_k = table.shape[1] * page_size
+    return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page_size, pages, table.stride(0), one_length)
 
 
 def strides_of(tensors: Tensors) -> Strides:
     """Return the strides of Q, K, V and O for batch entries (or pages), heads, and rows (or keys)."""
     Q, K, V = tensors.q, tensors.k, tensors.v
-    (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
+    (K_page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
     if tensors.block_table is not None:  # within a page, the key dimension precedes the head dimension
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
-    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), result_stand_in(Q).stride()[:3])
+    return Strides(Q.stride()[:3], (K_page, *K_rest), (V_page, *V_rest), result_stand_in(Q).stride()[:3])

@@ -51,7 +51,7 @@ def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
     return 2 * B_c * d * itemsize
 
 
-def min_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
+def smallest_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
     """Return the smallest number of tiles for which an additional program is worthwhile.
 
     Reading this number of tiles moves at least as many bytes as writing and reading the program's partial result.

@@ -17,7 +17,7 @@ from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_di
 from fa2_lab.tiles import cdiv
 
 NO_LIMIT = float("inf")
-DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to d_padded(d): 32, 64, 128 or 256
+DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to tma_d_pad(d): 32, 64, 128 or 256
 
 
 class CausalCase(NamedTuple):
@@ -177,14 +177,14 @@ PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
 }
 
 
-def d_padded(d: int) -> int:
+def tma_d_pad(d: int) -> int:
     """Return d padded to 32, 64, 128 or 256, which is the number of columns in a tile."""
     return max(32, padded_head_dim(d))
 
 
 def for_d(config: ForwardConfig, d: int) -> ForwardConfig:
     """Return the configuration with d_pad and skip_last_quarter set for head dimension d."""
-    d_pad = d_padded(d)
+    d_pad = tma_d_pad(d)
     return replace(config, d_pad=d_pad, skip_last_quarter=skips_last_quarter(d, d_pad))
 
 
@@ -205,7 +205,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
     `heads` is the number of query heads over all batch entries, and `has_key_lengths` is True if key_lengths is given.
     """
-    d_pad, row_blocks_per_SM = d_padded(d), cdiv(N_q, 64) * heads / SMs
+    d_pad, row_blocks_per_SM = tma_d_pad(d), cdiv(N_q, 64) * heads / SMs
 
     def time(case: UnmaskedTime) -> float:
         B_c, row_blocks = case.config.B_c, cdiv(N_q, case.config.rows) * heads
