@@ -5,7 +5,7 @@ use the whole bandwidth. The module models three ways to launch the programs, ea
 grid.schedule(): one block per head; the same number of splits for every head (split-KV); and equal shares of the tiles
 of all heads (stream-K), so that a program may finish one head and start the next. Equal shares need no second wave,
 even if the sequences have different lengths. The kernels choose among the three by the rules in
-kernels/decode/shares.py. Time is counted in units of work: one unit to read a tile, and one unit to start a head.
+kernels/decode/split_rules.py. Time is counted in units of work: one unit to read a tile, and one unit to start a head.
 """
 
 import math

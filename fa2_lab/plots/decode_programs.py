@@ -1,6 +1,6 @@
 """Plot of measured and modelled decode times against the number of programs that share a cache."""
 
-from fa2_lab.kernels.decode.shares import tile_bytes
+from fa2_lab.kernels.decode.split_rules import tile_bytes
 from fa2_lab.machine import splits
 from fa2_lab.plots import style
 from fa2_lab.records import load

@@ -332,7 +332,7 @@ show("decode_programs")
 # apart, we also timed the kernel with other numbers of stages, which the last lines show:
 
 # %% tags=["hide-input"]
-from fa2_lab.kernels.decode.shares import tile_bytes
+from fa2_lab.kernels.decode.split_rules import tile_bytes
 
 # bytes; GB/s
 tile, path = tile_bytes(64, d=128, itemsize=2), rates(chips.H200).l2 / chips.H200.SMs / 1e9
@@ -412,7 +412,7 @@ show("decode_shares")
 # chooses the following numbers of splits, if one program fits on each of 132 SMs:
 
 # %%
-from fa2_lab.kernels.decode.shares import splits_of_head
+from fa2_lab.kernels.decode.split_rules import splits_of_head
 
 for batch in (1, 2, 4, 8, 16):
     print(f"{batch:2} × 8 heads of 1,024 tiles: {splits_of_head(132, 8 * batch, 1024):2} "
@@ -498,7 +498,7 @@ for n in (1, 8):
 # splits of a head, by the bytes of the head's keys and values:
 
 # %% tags=["hide-input"]
-from fa2_lab.kernels.decode.shares import partial_bytes
+from fa2_lab.kernels.decode.split_rules import partial_bytes
 
 print("splits per head      4     16     32")
 for N_k in (65536, 8192, 2048):

@@ -14,7 +14,7 @@ from fa2_lab.kernels import cache, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
-from fa2_lab.kernels.decode.shares import smallest_share
+from fa2_lab.kernels.decode.split_rules import smallest_share
 from fa2_lab.machine.splits import Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import cdiv

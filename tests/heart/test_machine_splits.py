@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.kernels.decode.shares import heads_fill, smallest_share, splits_of_head
+from fa2_lab.kernels.decode.split_rules import heads_fill, smallest_share, splits_of_head
 from fa2_lab.machine import grid, splits
 from fa2_lab.machine.splits import Shares
 

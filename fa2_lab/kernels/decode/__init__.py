@@ -1,1 +1,1 @@
-"""Attention from a few queries to a long KV cache. shares.py divides the keys, and plan.py launches the kernels."""
+"""Attention from a few queries to a long KV cache. split_rules.py divides the keys; plan.py launches the kernels."""

@@ -8,10 +8,10 @@ Two kernels read the keys, and a third merges the results.
     merge_partials_kernel  merges the partial results (m, ℓ, o) of each row block whose keys were read by several
                            programs
 
-shares.py determines the number of programs per row block, and plan.py launches the kernels. The query heads of a group
-are rows of the same tile, so each key is read only once for all of them. If there are few queries, a K/V head has a
-single row block. The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as in
-Python. In all functions, `length` is the number of real keys in a sequence, `table` points to the block table or is
+split_rules.py determines the number of programs per row block, and plan.py launches the kernels. The query heads of a
+group are rows of the same tile, so each key is read only once for all of them. If there are few queries, a K/V head has
+a single row block. The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as
+in Python. In all functions, `length` is the number of real keys in a sequence, `table` points to the block table or is
 None, and `scratch` points to the partial results.
 """
 

@@ -14,7 +14,7 @@ from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.softmax import make_scales
 from fa2_lab.kernels.contiguous import contiguous_like, result_stand_in
-from fa2_lab.kernels.decode import shares
+from fa2_lab.kernels.decode import split_rules
 from fa2_lab.kernels.decode.kernel import (
     DecodeConstants,
     DecodeSizes,
@@ -194,14 +194,14 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
     any_entry = DecodeConfig(*decode_table()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 if the heads may differ in length
     few_rows, fp32 = B_r == 16, Q.dtype == torch.float32
-    splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, any_entry.B_c))
+    splits = split_rules.splits_of_head(SMs, heads, cdiv(shape.N_k, any_entry.B_c))
     applies = {
         "fp32, 64 rows": fp32 and B_r == MAX_ROWS,
         "fp32": fp32,
         "64 rows": B_r == MAX_ROWS,
         "a head on each SM": few_rows and splits == 1 and heads <= SMs,
         "one query, split heads": few_rows and splits > 1 and shape.N_q == 1,
-        "split or shared heads": few_rows and not shares.heads_fill(SMs * any_entry.programs_per_SM, heads),
+        "split or shared heads": few_rows and not split_rules.heads_fill(SMs * any_entry.programs_per_SM, heads),
         "pages": shape.page_size > 0,
         "any": True,
     }
@@ -240,18 +240,18 @@ def partition_keys(
 ) -> Partition:
     """Return the Partition that divides the keys among programs, by split-KV or by stream-K.
 
-    Split-KV is used if options.num_splits is given. It is also used if `programs` is None and the rules in shares.py
-    prefer it. In all other cases, stream-K is used. `slots` is the number of programs that run concurrently on the GPU,
-    and `itemsize` is the number of bytes per element.
+    Split-KV is used if options.num_splits is given. It is also used if `programs` is None and split_rules.py prefers
+    it. In all other cases, stream-K is used. `slots` is the number of programs that run concurrently on the GPU, and
+    `itemsize` is the number of bytes per element.
     """
     row_blocks, tiles = cdiv(shape.rows, config.B_r), cdiv(shape.N_k, config.B_c)
     if options.left is not None:  # skip the tiles before the first query's window
         tiles -= max(shape.N_k - shape.N_q - options.left, 0) // config.B_c
     heads = shape.batch * shape.H_kv * row_blocks
-    min_share = shares.smallest_share(min(config.B_r, shape.rows), config.d_pad, config.B_c, itemsize)
+    min_share = split_rules.smallest_share(min(config.B_r, shape.rows), config.d_pad, config.B_c, itemsize)
     splits = options.num_splits
     if shape.one_length and programs is None:
-        splits = shares.splits_of_head(slots, heads, tiles, min_share)
+        splits = split_rules.splits_of_head(slots, heads, tiles, min_share)
     if splits:
         return Partition(splits, splits * heads, share=0, whole_heads=splits == 1)
     programs = programs or slots
