@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fa2_lab.api import operators
 from fa2_lab.api.checks import check_key_lengths, check_key_lengths_values, check_sinks, check_tensors
-from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
+from fa2_lab.api.options import GivenOptions, find_prepared, given_options, make_options
 from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.tiles import whole_number
 
@@ -133,7 +133,7 @@ def attention(
     check_tensors(q, k, v)
     if key_lengths is not None:
         check_key_lengths(key_lengths, q, k.shape[2])
-    options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], k.shape[2]))
+    options = make_options(GivenOptions(*given), tensors, (*q.shape[1:3], k.shape[2]))
     if dropout_p:
         tensors = tensors._replace(seed=seed_tensor(seed, q.device))
     return operators.run_checked(key, tensors, options, return_lse)

@@ -20,7 +20,7 @@ from fa2_lab.tiles import check_window, real_number, whole_number
 BACKENDS = ("auto", "triton", "portable", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 GRADIENT_ADVICE = "compute gradients with .backward() or torch.autograd.grad"
 NO_TRANSFORMS = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
@@ -237,14 +237,16 @@ def can_read_values(x: Tensor) -> bool:
 # Options ------------------------------------------------------------------------------------------------------
 
 
-def check_flags_and_scale(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Return `scale` as a float, or 1/√d if it is None. Raise an error if the scale or one of the flags is invalid."""
-    for name, x in (("causal", causal), ("return_lse", return_lse)):
+def check_flags(**flags: object) -> None:
+    """Raise an error unless every flag is True or False."""
+    for name, x in flags.items():
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
-    if scale is None:
-        return 1 / math.sqrt(d)
-    return real_number("scale", scale, "a finite number, or None for 1/√d")
+
+
+def scale_or_default(scale: object, d: int) -> float:
+    """Return `scale` as a float, or 1/√d if it is None."""
+    return 1 / math.sqrt(d) if scale is None else real_number("scale", scale, "a finite number, or None for 1/√d")
 
 
 def check_num_splits(num_splits: object) -> int:
@@ -391,6 +393,6 @@ def is_traced(*tensors: Tensor | None) -> bool:
     for meta tensors and tensor subclasses.
     """
     for x in tensors:
-        if x is not None and (type(x) not in PLAIN or x.is_meta):
+        if x is not None and (type(x) not in PLAIN_TYPES or x.is_meta):
             return True
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()

@@ -1,7 +1,7 @@
 """A call's options as they were passed, the cache key that contains them, and their checks.
 
 Prepared kernels are kept in a cache. A call's cache key consists of the types, dtypes, devices, shapes and strides of
-its tensors, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of
+its tensors, and of all fields of its GivenOptions. make_options() computes the kernels' Options from the contents of
 this key alone, so an option missing from the key cannot reach a kernel.
 """
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.api.bias import bias_key, check_bias
 from fa2_lab.api.checks import (
-    check_flags_and_scale,
+    check_flags,
     check_not_jit_traced,
     check_num_splits,
     check_sinks,
@@ -22,6 +22,7 @@ from fa2_lab.api.checks import (
     check_softcap,
     check_transforms,
     runs_on_triton,
+    scale_or_default,
     simplify_mask,
 )
 from fa2_lab.kernels.arguments import Options, Tensors
@@ -32,7 +33,7 @@ from fa2_lab.tiles import real_number
 class GivenOptions(NamedTuple):
     """A call's options as they were passed, before any check. No field is a tensor.
 
-    To add an option, append a field here, return it in given_options(), and pass it to Options(...) in check_options().
+    To add an option, append a field here, return it in given_options(), and pass it to Options(...) in make_options().
     find_prepared() relies on `window` and `bias` being the first fields.
     """
 
@@ -98,16 +99,16 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
     return key, call
 
 
-def check_options(given: GivenOptions, tensors: Tensors, sizes: tuple[int, int, int]) -> Options:
+def make_options(given: GivenOptions, tensors: Tensors, sizes: tuple[int, int, int]) -> Options:
     """Return the Options of a call whose tensors, except its sinks, have passed their checks.
 
     Raise an error if an option or the sinks are invalid. `sizes` is (query heads, N_q, N_k).
     """
     q, sinks, (heads, N_q, N_k) = tensors.q, tensors.sinks, sizes
-    scale = check_flags_and_scale(given.causal, given.scale, q.shape[-1], given.return_lse)
+    check_flags(causal=given.causal, return_lse=given.return_lse)
     causal, left, right = simplify_mask(given.causal, given.window, N_q, N_k)
     options = Options(
-        *(causal, scale),
+        *(causal, scale_or_default(given.scale, q.shape[-1])),
         dropout_p=real_number("dropout_p", given.dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1),
         left=left,
         right=right,

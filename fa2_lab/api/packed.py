@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fa2_lab.api import operators
 from fa2_lab.api.checks import check_cu_seqlens, check_cu_seqlens_values, check_packed, check_sinks
-from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
+from fa2_lab.api.options import GivenOptions, find_prepared, given_options, make_options
 from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.tiles import whole_number
 
@@ -76,7 +76,7 @@ def attention_packed(
     if call is not None:  # an earlier call with this key passed all checks that do not depend on tensor values
         check_sinks(sinks, call.options)
         return call(tensors)
-    options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))
+    options = make_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))
     return operators.run_checked(key, tensors, options, return_lse)
 
 

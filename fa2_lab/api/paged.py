@@ -23,7 +23,7 @@ from fa2_lab.api.checks import (
     check_q,
     check_sinks,
 )
-from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
+from fa2_lab.api.options import GivenOptions, find_prepared, given_options, make_options
 from fa2_lab.kernels.arguments import Tensors
 
 
@@ -70,7 +70,7 @@ def attention_paged(
         check_block_table(block_table, q)
         N_k = block_table.shape[1] * k_pages.shape[1]  # the largest possible number of keys per sequence
         check_key_lengths(key_lengths, q, N_k)
-        options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
+        options = make_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
         options = options._replace(reference=options.reference or not q.numel())
     else:  # an earlier call with this key passed all checks that do not depend on tensor values
         options = call.options

@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention
-from fa2_lab.api.checks import check_flags_and_scale, check_scale, check_tensors, runs_on_triton
+from fa2_lab.api.checks import check_flags, check_scale, check_tensors, runs_on_triton, scale_or_default
 from fa2_lab.distributed.group import AGREEMENTS, Exchange, check_timeout, process_group, reporting_refusal
 from fa2_lab.distributed.state import State
 from fa2_lab.kernels.arguments import Options, Tensors
@@ -126,7 +126,8 @@ def call_header(
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
-    scale = check_flags_and_scale(causal, scale, q.shape[3], return_lse)
+    check_flags(causal=causal, return_lse=return_lse)
+    scale = scale_or_default(scale, q.shape[3])
     shards.check_layout(layout)
     if runs_on_triton(backend, q.device.type):
         check_scale(scale)
@@ -248,10 +249,10 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
     ones. If it started right before a kernel that fills all SMs, it would often have to wait for that kernel to end.
     """
     state: State | Any = None
-    last_half = shards.halves(q.shape[2], ring.causal)[1]
+    last_tile = shards.halves(q.shape[2], ring.causal)[1]
     for source, kv in ring_steps(ring, k, v):
         state = state or State(q, ring.on_triton)
-        tile = last_half if source == ring.rank else ring.visible_tile(source)
+        tile = last_tile if source == ring.rank else ring.visible_tile(source)
         if tile.kind is not Tile.SKIP:
             if part is not None:
                 state.merge(*part)
@@ -288,8 +289,8 @@ def backward(
     own, own_kv = next(blocks)
     dQ, *own_dkv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
     part_of = partial(partial_backward, ring, dO, dL, q, O, L)
-    first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
-    add_gradients(first_half, part_of(first_half, own_kv), dQ, *own_dkv)
+    first_tile, last_tile = shards.halves(ring.lengths[own], ring.causal)
+    add_gradients(first_tile, part_of(first_tile, own_kv), dQ, *own_dkv)
     transfer: Transfer | Any = None
     for source, kv in blocks:
         tile = ring.visible_tile(source)
@@ -297,7 +298,7 @@ def backward(
         gradients = transfer.wait() if transfer else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
         add_gradients(tile, part, dQ, *gradients)
         transfer = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
-    add_gradients(last_half, part_of(last_half, own_kv), dQ, *own_dkv)
+    add_gradients(last_tile, part_of(last_tile, own_kv), dQ, *own_dkv)
     dK, dV = (own_part.add_(others_part) for own_part, others_part in zip(own_dkv, transfer.wait(), strict=True))
     return dQ, dK, dV
 
