@@ -34,7 +34,7 @@ SOURCES = ("portable/forward.py", "common/softmax.py", "common/tile.py")  # the 
 TARGETS = ("sm_80", "sm_90")
 INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 FORWARD = "forward_kernel, fp16, not causal"
-CLIMBING = ladder.RUNGS + ladder.OTHERS
+CLIMBING = ladder.RUNGS + ladder.VARIANTS
 
 
 def record(folder: Path = RECORDED) -> None:

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def compared(name: str) -> str:
     """Return the rung that `name` is compared with: the previous rung or, for x23, rung 23."""
-    if name in ladder.OTHERS:
+    if name in ladder.VARIANTS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
     return order[max(0, order.index(name) - 1)]

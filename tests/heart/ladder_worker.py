@@ -10,7 +10,7 @@ JOB = dict(chip="sm_90", causal=True, dtype="bfloat16", launches=[{}])
 
 if __name__ == "__main__":
     jobs = [(rung, dict(d=128, N=4096)) for rung in ladder.RUNGS if "gluon" in rung_diff.source(rung)]
-    jobs += [(rung, dict(d=64, N=1024)) for rung in ladder.SIDE + ladder.BACKWARD + ladder.OTHERS]
+    jobs += [(rung, dict(d=64, N=1024)) for rung in ladder.SIDE + ladder.BACKWARD + ladder.VARIANTS]
     for rung, sizes in jobs:
         for kernel in worker.main(dict(name=rung) | JOB | sizes)[0]:
             print(json.dumps(dict(rung=rung) | kernel["numbers"]), flush=True)

@@ -66,7 +66,7 @@ def check(rung, q, k, v, causal):
         assert off < most, f"{name} of {rung}: {off:.1e}"
 
 
-@pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.OTHERS))
+@pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.VARIANTS))
 def test_rung_matches_float64(rung):
     for *sizes, causal in LARGE if GPU else SMALL:
         check(rung, *map(with_nan_behind, random_qkv(*sizes)), causal)
@@ -75,7 +75,7 @@ def test_rung_matches_float64(rung):
         check(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.float32)), True)
 
 
-@pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.OTHERS))
+@pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.VARIANTS))
 def test_rung_is_right_for_extreme_scores_and_strided_inputs(rung):
     q, k, v = (x.to(DEVICE) for x in random_qkv(70, 130, 64, heads=1))
     rising = k * torch.linspace(0.1, 20, 130, device=DEVICE)[None, None, :, None].half()
@@ -88,7 +88,7 @@ def test_rung_is_right_for_extreme_scores_and_strided_inputs(rung):
     check(rung, *turned, True)
 
 
-@pytest.mark.parametrize("rung", runnable(ladder.OTHERS))
+@pytest.mark.parametrize("rung", runnable(ladder.VARIANTS))
 @pytest.mark.parametrize("key", range(8))  # of 8 neighbours one exponential is not the hardware's
 def test_software_exponential_propagates_nan(rung, key):
     q, k, v = (x.to(DEVICE) for x in random_qkv(64, 128, 64))
@@ -313,7 +313,7 @@ def allowed(rung: str) -> int:
 
 
 @pytest.mark.beside("ladder_worker.py")
-@pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS + ladder.BACKWARD + ladder.OTHERS if gluon(rung)])
+@pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS + ladder.BACKWARD + ladder.VARIANTS if gluon(rung)])
 def test_hopper_rung_compiles_without_spills_and_uses_tensor_cores(rows, rung):
     made = [row for row in rows if row["rung"] == rung]
     assert all(row["spills"] <= allowed(rung) for row in made) and made[-1]["tensor"] > 0

@@ -12,7 +12,7 @@ from bench_clock import Clocks  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
-from fa2_lab.kernels.ladder import BACKWARD, OTHERS, RUNGS, load  # noqa: E402
+from fa2_lab.kernels.ladder import BACKWARD, RUNGS, VARIANTS, load  # noqa: E402
 from fa2_studio import compiled  # noqa: E402
 from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
@@ -73,7 +73,7 @@ def test_compiled_rungs_record_is_of_the_current_files():
     assert record["made_by"]["source"] == compiled.digest_of_rungs(), f"stale: {records.COMPILE} ladder"
     seen = {(row["rung"], row["d"], row["causal"]): row for row in record["rungs"]}
     down = {(rung, 128, False) for rung in BACKWARD}
-    assert seen.keys() == {*product(RUNGS + OTHERS, (64, 128), (False, True)), *down}
+    assert seen.keys() == {*product(RUNGS + VARIANTS, (64, 128), (False, True)), *down}
     spilling = [key for key, row in seen.items() if row["spills"] and key not in down]
     assert spilling == [("r20_overlap", 64, False)], "its file says so"
 

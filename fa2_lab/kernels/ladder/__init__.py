@@ -25,7 +25,7 @@ from types import ModuleType
 
 FOLDER = Path(__file__).parent
 RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
-SIDE, BACKWARD, OTHERS = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sbx")
+SIDE, BACKWARD, VARIANTS = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sbx")
 copies = count()
 
 
@@ -33,22 +33,22 @@ def find(rung: str) -> str:
     """Return the full name of a rung given as 7, 07, r07 or r07_skipping, or of a side rung such as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], str(int(name[1:3])))]
-    found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
+    found += [name for name in SIDE + BACKWARD + VARIANTS if asked in (name, name[:3])]
     if not asked or not found:
-        known = ", ".join(RUNGS + SIDE + BACKWARD + OTHERS)
+        known = ", ".join(RUNGS + SIDE + BACKWARD + VARIANTS)
         raise ValueError(f"rung: got {rung!r}; it takes {known}, or the number alone")
     return found[0]
 
 
 def load(rung: str) -> ModuleType:
     """Import a rung and return its module, whose forward(q, k, v, causal) returns O and L."""
-    ready()
+    patch_triton()
     return import_module(f"{__name__}.{find(rung)}")
 
 
 def copied(rung: str) -> ModuleType:
     """Import a rung a second time and return the new module. Changes to this module do not affect the original."""
-    ready()
+    patch_triton()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
     assert spec and spec.loader  # the file exists, so neither is None
     module = sys.modules[spec.name] = module_from_spec(spec)
@@ -56,7 +56,7 @@ def copied(rung: str) -> ModuleType:
     return module
 
 
-def ready() -> None:
+def patch_triton() -> None:
     """Make the API names that the rungs use available in older Triton versions. Call this before importing a rung."""
     from fa2_lab.kernels import triton_versions
 
