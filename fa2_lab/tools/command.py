@@ -24,7 +24,7 @@ COMMANDS = {
     "ladder": ("fa2_lab.tools.ladder", "show each change in the ladder of kernels, and what it gained"),
     "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and show its registers and instructions"),
 }
-HERE = ("tour", "where", "errata", "glossary", *COMMANDS)
+PACKAGE_COMMANDS = ("tour", "where", "errata", "glossary", *COMMANDS)
 GROUP = "fa2_lab.commands"
 INSTALL = "`pip install --no-deps -e .`"
 EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "transformers": "transformers"}
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
                 return run_command(lambda: import_module(COMMANDS[argv[0]][0]).main, argv[1:])
             if argv and argv[0] in studio():
                 return run_command(studio()[argv[0]].load, argv[1:])
-            if argv and argv[0].isalpha() and argv[0] not in HERE and not studio():
+            if argv and argv[0].isalpha() and argv[0] not in PACKAGE_COMMANDS and not studio():
                 raise Refused(
                     f"there is no {argv[0]!r} here; in a checkout of the repository, {INSTALL} adds bench, book, "
                     "course and others"

@@ -29,18 +29,18 @@ def main(argv: list[str]) -> int:
     if arguments.run:
         from fa2_lab.tools import rung_check  # imported only here, because it loads torch, which the tables do not need
 
-        rung_check.alone(names[0])
+        rung_check.report_rung(names[0])
         return 0
     results = load(SUITE)
     if not names:
         print(table(results))
         return 0
-    old = names[0] if len(names) == 2 else compared(names[0])
+    old = names[0] if len(names) == 2 else compared_with(names[0])
     print(page(results, old, names[-1], sys.stdout.isatty()))
     return 0
 
 
-def compared(name: str) -> str:
+def compared_with(name: str) -> str:
     """Return the rung that `name` is compared with: the previous rung or, for x23, rung 23."""
     if name in ladder.VARIANTS:
         return ladder.find(name[1:3])
@@ -71,7 +71,7 @@ class Shown:
         speeds = [f"{row.rate(name):.0f}" if row and name in row.values else "-" for row in rows]
         share = f"{rows[0].ratio(name, peer):.0%}" if rows[0] and name in rows[0].values else "-"
         steps = [x.prediction for x in self.change] + [reasons.speedup_text(x.measured) for x in self.change]
-        held = [both(name, what) for what in ("programs", "registers")]
+        held = [both_masks(name, what) for what in ("programs", "registers")]
         clock = [f"{x:.2f}" for x in reasons.clock_and_power(results, name)[:1]]
         self.numbers = [*speeds, share, *(steps or 4 * ["-"]), *held, *(clock or "-")]
 
@@ -91,7 +91,7 @@ def label(name: str) -> str:
     return f"{name[1:3]} {ladder.change(name)[0]}" if name in ladder.RUNGS else NAMES.get(name, name)
 
 
-def both(name: str, what: str) -> str:
+def both_masks(name: str, what: str) -> str:
     """Return a compiled rung's property, such as "registers", as "a/b": a without a mask, and b with a causal mask."""
     facts = [reasons.compiled_rungs().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
@@ -206,7 +206,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
     return "\n".join(text)
 
 
-def several(results: Record, **numbers: str) -> str:
+def rungs_table(results: Record, **numbers: str) -> str:
     """Return a Markdown table with one row for each of the named rungs.
 
     Each keyword names a rung, and its value names the hardware counter to show. For example, r05="L2 bytes" adds a row
@@ -219,7 +219,7 @@ def several(results: Record, **numbers: str) -> str:
         cells = [x.prediction for x in changes] + [f"**{reasons.speedup_text(x.measured)}**" for x in changes]
         a, b = (reasons.hardware_counters(results, rung).get(counter) for rung in (before(name), name))
         moved = f"{short(a)} → {short(b)}" if a is not None and b is not None else ""
-        cells.append(" → ".join(both(rung, "programs") for rung in (before(name), name)))
+        cells.append(" → ".join(both_masks(rung, "programs") for rung in (before(name), name)))
         text.append(f"| {' | '.join([label(name), reasons.reason(name).cause, *cells, counter, moved])} |")
     return "\n".join(text)
 

@@ -16,7 +16,7 @@ SMALL = [(128, 128, 64, False), (70, 100, 64, True), (100, 37, 64, True)]  # N_q
 LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False), (4096, 4096, 128, True)]
 
 
-def alone(name: str) -> None:
+def report_rung(name: str) -> None:
     """Print what a rung changes, how large its errors are, which resources it uses and, on a GPU, how long it takes."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
@@ -25,19 +25,19 @@ def alone(name: str) -> None:
     elif interpreter.version_conflict():
         print(interpreter.version_conflict())
     else:
-        check(name, LARGE if gpu else SMALL, "cuda" if gpu else "cpu")
+        print_errors(name, LARGE if gpu else SMALL, "cuda" if gpu else "cpu")
         if gpu:
-            compare(name)
+            print_times(name)
     print("\ncompiled for an H200   registers   spills   shared memory   programs on an SM")
     for d in (128, 64):
         for causal in (False, True):
             kernel = max(xray(name, "sm_90", d=d, causal=causal), key=lambda kernel: kernel.numbers["registers"])
             registers, spills, shared, warps = (kernel.numbers[x] for x in ("registers", "spills", "shared", "warps"))
             programs = blocks_per_sm(H200, shared, registers, warps)
-            print(f"{f'd = {d}, ' + mask(causal):22}{registers:10} {spills:8} {shared:15,} {programs:19}")
+            print(f"{f'd = {d}, ' + mask_word(causal):22}{registers:10} {spills:8} {shared:15,} {programs:19}")
 
 
-def check(name: str, cases: list[tuple], device: str) -> None:
+def print_errors(name: str, cases: list[tuple], device: str) -> None:
     """Print the errors of a rung's O and L relative to attention in float64."""
     print("against float64                          O          L")
     for N_q, N_k, d, causal in cases:
@@ -46,12 +46,13 @@ def check(name: str, cases: list[tuple], device: str) -> None:
         got = ladder.load(name).forward(q, k, v, causal)
         on_host = (x.float().cpu() for x in (q, k, v))
         truth = attention(*on_host, causal=causal, return_lse=True, backend="reference")  # computed in float64
-        errors = [off(x.cpu(), right) for x, right in zip(got, truth, strict=True)]
+        errors = [relative_error(x.cpu(), right) for x, right in zip(got, truth, strict=True)]
         wrong = "" if errors[0] < 1e-3 and errors[1] < 1e-5 else "   WRONG"
-        print(f"{f'{N_q} queries, {N_k} keys, d = {d}, {mask(causal)}':35}{errors[0]:8.1e}   {errors[1]:8.1e}{wrong}")
+        case = f"{N_q} queries, {N_k} keys, d = {d}, {mask_word(causal)}"
+        print(f"{case:35}{errors[0]:8.1e}   {errors[1]:8.1e}{wrong}")
 
 
-def off(x: Any, truth: Any) -> float:
+def relative_error(x: Any, truth: Any) -> float:
     """Return the largest error divided by the largest value in `truth`.
 
     Return infinity if x and `truth` are not infinite in the same places.
@@ -62,7 +63,7 @@ def off(x: Any, truth: Any) -> float:
     return float((x.double() - truth)[~infinite].abs().max() / truth[~infinite].abs().max())
 
 
-def compare(name: str) -> None:
+def print_times(name: str) -> None:
     """Print the time of a rung and, if there is one, of the previous rung."""
     from triton.testing import do_bench
 
@@ -72,8 +73,8 @@ def compare(name: str) -> None:
         q, k, v = torch.randn(3, 4, 16, 4096, 128, device="cuda", dtype=torch.bfloat16)
         calls = [partial(ladder.load(rung).forward, q, k, v, causal) for rung in rungs]
         times = map(do_bench, calls)
-        print(f"{mask(causal):37}" + "".join(f"{time:19.3f} ms" for time in times))
+        print(f"{mask_word(causal):37}" + "".join(f"{time:19.3f} ms" for time in times))
 
 
-def mask(causal: bool) -> str:
+def mask_word(causal: bool) -> str:
     return "causal" if causal else "no mask"

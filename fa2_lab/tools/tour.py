@@ -57,9 +57,9 @@ class RandomHeads:
         return self.q[0, 0], self.k[0, 0], self.v[0, 0]
 
 
-PLAIN, HALF, GROUPED = RandomHeads(), RandomHeads(causal=True), RandomHeads(heads=2)
+PLAIN, MASKED, GROUPED = RandomHeads(), RandomHeads(causal=True), RandomHeads(heads=2)
 SMALL = RandomHeads(n=128, causal=True)  # small because the interpreter is slow
-PROBLEMS = PLAIN, HALF, GROUPED, SMALL
+PROBLEMS = PLAIN, MASKED, GROUPED, SMALL
 
 
 # The stages -------------------------------------------------------------------------------------------------
@@ -108,12 +108,12 @@ def grouped_heads(trace: Trace) -> Pairs:
 
 
 def by_rows_forward(trace: Trace) -> Pairs:
-    return pairs(naive.forward_linear_memory(*HALF.head, mask=CAUSAL), HALF.right("O L"))
+    return pairs(naive.forward_linear_memory(*MASKED.head, mask=CAUSAL), MASKED.right("O L"))
 
 
 def by_rows_backward(trace: Trace) -> Pairs:
-    O, L, dO = (x[0, 0] for x in (*HALF.right("O L"), HALF.dO))
-    return pairs(naive.backward_linear_memory(*HALF.head, O, L, dO, mask=CAUSAL), HALF.right("dQ dK dV"))
+    O, L, dO = (x[0, 0] for x in (*MASKED.right("O L"), MASKED.dO))
+    return pairs(naive.backward_linear_memory(*MASKED.head, O, L, dO, mask=CAUSAL), MASKED.right("dQ dK dV"))
 
 
 def online(trace: Trace) -> Pairs:
@@ -132,7 +132,7 @@ def split_keys(trace: Trace) -> Pairs:
 def closed_forms(trace: Trace) -> Pairs:
     """Return pairs (formula's value, meter's count) for the HBM traffic and matmul FLOPs of a causal forward pass."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
-    fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
+    fa2.forward(*MASKED.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io_model.traffic(*what).total, io_model.operations(*what)["matmul"]
     return pairs(forms, (trace.hbm_elements, trace.matmul_flops))
 
@@ -187,8 +187,8 @@ STAGES = (
     Stage("FA1 backward", partial(backward, "fa1", PLAIN)),
     Stage("FA2 forward", partial(forward, "fa2", PLAIN)),
     Stage("FA2 backward", partial(backward, "fa2", PLAIN)),
-    Stage("FA2 forward, causal", partial(forward, "fa2", HALF)),
-    Stage("FA2 backward, causal", partial(backward, "fa2", HALF)),
+    Stage("FA2 forward, causal", partial(forward, "fa2", MASKED)),
+    Stage("FA2 backward, causal", partial(backward, "fa2", MASKED)),
     Stage("grouped heads, both", grouped_heads),
     Stage("closed forms = meter", closed_forms, tolerance=0.0),
     Stage("4 warps, split-K", partial(warp_scheme, warps.split_k)),

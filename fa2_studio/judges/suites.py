@@ -98,7 +98,7 @@ def reason_in_transformers(test: str, case: dict) -> str:
     return AGAIN if "sdpa_kernels" in test else ""
 
 
-HERE = '"cuda" if torch.cuda.is_available() else "cpu"'
+DEVICE_CODE = '"cuda" if torch.cuda.is_available() else "cpu"'
 AGAIN = "the same call again, because the other project chooses between two kernels"
 
 SUITES = {
@@ -174,7 +174,7 @@ SUITES = {
             "from torch.testing._internal.common_cuda import PLATFORM_SUPPORTS_FLASH_ATTENTION": (
                 "PLATFORM_SUPPORTS_FLASH_ATTENTION = True"
             ),
-            'device_types = ("cuda",)': f"device_types = ({HERE},)",
+            'device_types = ("cuda",)': f"device_types = ({DEVICE_CODE},)",
         },
         needs=("expecttest",),
         reason_to_leave_out=reason_in_torch,
@@ -214,7 +214,7 @@ SUITES = {
             "vllm/utils/torch_utils.py",
             "vllm/vllm_flash_attn.py",
         ),
-        replacements={'torch.set_default_device("cuda")': f"torch.set_default_device({HERE})"},
+        replacements={'torch.set_default_device("cuda")': f"torch.set_default_device({DEVICE_CODE})"},
         reason_to_leave_out=reason_in_vllm,
         needs_gpu=False,
         sample_on_a_laptop=16,
@@ -236,7 +236,7 @@ SUITES = {
         copied_files={
             "tests/test_helpers/sink_attention_reference.py": "tests/test_helpers/sink_attention_reference.py"
         },
-        replacements={'torch.device("cuda:0")': f"torch.device({HERE})"},
+        replacements={'torch.device("cuda:0")': f"torch.device({DEVICE_CODE})"},
         needs=("einops",),
         reason_to_leave_out=reason_in_flashinfer,
         needs_gpu=False,

@@ -565,7 +565,7 @@ Markdown("\n".join(climbed.markdown(record)))
 
 # %% tags=["hide-input"]
 issued, hbm, l2 = "issue slots used, %", "DRAM bytes read", "L2 bytes"
-moved = climbed.several(record, r05=cores, r06=issued, r07="", r08=cores, r09=issued,
+moved = climbed.rungs_table(record, r05=cores, r06=issued, r07="", r08=cores, r09=issued,
                         r10="stall: long_scoreboard",
                         r11="stall: barrier", r12=hbm, r13=hbm, r14=issued, r15="", r16=issued,
                         r17=l2, r18=l2,

@@ -18,8 +18,7 @@ import triton.language as tl  # noqa: E402
 
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
 from fa2_lab.kernels.common import tile  # noqa: E402
-from fa2_lab.tools import command, rung_diff  # noqa: E402
-from fa2_lab.tools import rung_check as alone  # noqa: E402
+from fa2_lab.tools import command, rung_check, rung_diff  # noqa: E402
 
 if interpreter.version_conflict():
     pytest.skip(interpreter.version_conflict(), allow_module_level=True)
@@ -346,12 +345,12 @@ def test_running_a_rung_file_reports_wrong_results(monkeypatch, capsys):
     for wrong, spoil in (spoils | {"empty rows": lambda O, L: (O, L.nan_to_num())}).items():
         forward = lambda *tensors, spoil=spoil: spoil(*real(*tensors))  # noqa: E731
         monkeypatch.setattr(ladder, "load", lambda name, forward=forward: SimpleNamespace(forward=forward))
-        alone.check("r08", [given], DEVICE)
+        rung_check.print_errors("r08", [given], DEVICE)
         assert ("WRONG" in capsys.readouterr().out) is bool(wrong), wrong
     kernels = [SimpleNamespace(numbers=dict(registers=n, spills=0, shared=40 * 1024, warps=4)) for n in (32, 128)]
-    monkeypatch.setattr(alone, "xray", lambda *asked, **sizes: kernels)
-    monkeypatch.setattr(alone, "check", lambda *asked: None)
-    monkeypatch.setattr(alone, "compare", lambda *asked: None)
+    monkeypatch.setattr(rung_check, "xray", lambda *asked, **sizes: kernels)
+    monkeypatch.setattr(rung_check, "print_errors", lambda *asked: None)
+    monkeypatch.setattr(rung_check, "print_times", lambda *asked: None)
     assert command.main(["ladder", "08", "--run"]) == 0
     assert capsys.readouterr().out.split()[-4:] == ["128", "0", "40,960", "4"]  # of the kernel that takes most
 

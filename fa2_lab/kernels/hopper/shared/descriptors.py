@@ -20,7 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fa2_lab.kernels import launches
 from fa2_lab.kernels.common.constants import FAR_ROW
 
-HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+SIXTEEN_BIT_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
@@ -46,7 +46,7 @@ def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Ten
     3. the layout of a tile in shared memory
     """
     block = [1] * (rank - 2) + [rows, d]
-    return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
+    return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, SIXTEEN_BIT_DTYPES[dtype])
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare
-from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
+from fa2_lab.kernels.hopper.shared.descriptors import SIXTEEN_BIT_DTYPES, copyable
 from fa2_lab.kernels.launches import addresses, current_stream
 
 
@@ -56,7 +56,7 @@ def supports(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> boo
     tma_aligned() checks the addresses, and the callers check the head dimension d.
     """
     return (
-        Q.dtype in HALVES
+        Q.dtype in SIXTEEN_BIT_DTYPES
         and Q.dtype == K.dtype == V.dtype
         and K.shape == V.shape
         and all(copyable(X.shape, X.stride()) for X in (Q, K, V))
