@@ -54,7 +54,7 @@ class Record:
     sustained_protocol: str = ""
     made_by: str = ""  # the command that writes this record, or the reason why no command does
 
-    def made(self) -> str:
+    def setup(self) -> str:
         """Return the GPU and the versions of torch and Triton, formatted for a caption."""
         machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
         torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
@@ -72,10 +72,10 @@ def load(suite: str, folder: Path | None = None) -> Record:
     how = f"`python -m fa2_lab bench {suite}` measures it on a GPU"
     if not path.exists():
         raise ValueError(f"{path if folder else f'figures/data/{path.name}'} is missing: {how}")
-    return loaded(path, how)
+    return read_record(path, how)
 
 
-def loaded(path: Path, how: str = "leave it out") -> Record:
+def read_record(path: Path, how: str = "leave it out") -> Record:
     """Load a record from a file. If the file is not a valid record, raise an error that ends with the advice `how`."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -103,7 +103,7 @@ def ladder_baseline(names: Collection[str]) -> str:
     return next(name for name in LADDER_BASELINES if name in names)
 
 
-def recorded(name: str) -> dict | None:
+def read_json(name: str) -> dict | None:
     """Return the contents of figures/data/NAME.json, or None if there is no such file."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
@@ -111,7 +111,7 @@ def recorded(name: str) -> dict | None:
 
 def layouts_record() -> dict:
     """Return the recorded layouts of the compiled forward kernel. Raise an error if no layouts are recorded."""
-    found = recorded("layouts")
+    found = read_json("layouts")
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")
     return found

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import ladder_model as model
-from fa2_lab.records import Measurement, Record, recorded
+from fa2_lab.records import Measurement, Record, read_json
 
 NOT_MODELLED = (
     "The model counts instructions and programs per SM. It does not know that one matmul can wait for another."
@@ -145,7 +145,7 @@ def compiled_rungs() -> dict[tuple[str, bool, int], dict]:
     `instructions`, `exponentials`, `waits` and `keys` are counted per tile in the unmasked loop and are missing for the
     backward rungs.
     """
-    rows = (recorded("rungs") or {}).get("rungs", [])
+    rows = (read_json("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
 
 

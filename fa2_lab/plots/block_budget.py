@@ -2,7 +2,7 @@
 
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
-from fa2_lab.records import recorded
+from fa2_lab.records import read_json
 
 BLOCKS = (32, 64, 128, 256)
 
@@ -16,7 +16,7 @@ def data(stages: int = 2) -> dict:
     chips_by_name = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
     cells = {d: _needs_and_fit(chips_by_name, d, stages) for d in (64, 128)}
     limits = {name: chip.shared_per_block for name, chip in chips_by_name.items()}
-    for row in (recorded("compiled") or {}).get("forward", ()):
+    for row in (read_json("compiled") or {}).get("forward", ()):
         cells[row["d"]][row["B_r"], row["B_c"]]["registers"] = row["registers"]  # replaces the estimate
     return dict(sizes=BLOCKS, stages=stages, cells=cells, limits=limits, compiled=compiled_spills())
 
@@ -38,7 +38,7 @@ def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
     """Return {(d, B_r, B_c): number of spill instructions in the forward kernel} for the recorded block sizes."""
-    rows = (recorded("compiled") or {}).get("forward", ())
+    rows = (read_json("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 

@@ -28,7 +28,7 @@ def data() -> dict:
         if r in names_in_both
     ]
     peer, shape = ladder_baseline(names_in_both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
-    return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
+    return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.setup()}; {shape}")
 
 
 JUMPS = {  # {last rung of a large gain: (number of changes that led to it, description)}

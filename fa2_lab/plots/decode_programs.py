@@ -29,7 +29,7 @@ def data() -> dict:
     model = [(n, 1e6 * (LAUNCH_SECONDS + splits.read_seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
     peers = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
-    setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
+    setting = f"{record.setup()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
     return dict(curve=curve, model=model, floor=peers.pop(PURE_READ), chosen=slots, peers=peers, setting=setting)
 
 

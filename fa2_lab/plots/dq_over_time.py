@@ -32,7 +32,7 @@ def data(T: int = 4) -> dict:
     record = load("ladder")
     row = find_measurement(record)
     p, ms = row.problem, [row.values[name][0] for name in ("b00_atomics", "b01_two_passes")]
-    setting = f"{record.made()}, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}, no mask"
+    setting = f"{record.setup()}, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}, no mask"
     return dict(variants=variants, T=T, ms=ms, setting=setting)
 
 

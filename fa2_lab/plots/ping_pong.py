@@ -20,7 +20,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
         jobs = [(job.unit, job.actor, job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, jobs=jobs, share=block.busy_fraction("tensor")))
     turns = [x["gain"] for x in idea_gains.gains() if x["d"] == d and x["idea"].startswith("turns on the tensor cores")]
-    return dict(panels=panels, d=d, gains=(min(turns), max(turns)), made=load("ideas").made())
+    return dict(panels=panels, d=d, gains=(min(turns), max(turns)), setup=load("ideas").setup())
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
@@ -43,11 +43,11 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 
 @style.picture
-def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, window: float = 6000) -> style.Drawn:
+def draw(panels: list[Mapping], d: int, gains: tuple[float, float], setup: str, window: float = 6000) -> style.Drawn:
     """Draw one timeline of two consumers without ping-pong and one with it.
 
     Below them, two bars compare the speedup from ping-pong in the model with the measured one. `gains` holds the lowest
-    and the highest measured speedup, and the second bar has no fill between these two values. `made` describes the
+    and the highest measured speedup, and the second bar has no fill between these two values. `setup` describes the
     measurement.
     """
     without, turns = (panel["share"] for panel in panels)
@@ -55,7 +55,7 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, w
     caption = f"If two consumers begin in step, ping-pong makes them {words[0]} times as fast, but on a GPU they drift"
     caption += f" apart anyway, so it makes them {words[1]} times as fast. With ping-pong, one consumer runs matmuls"
     caption += " while the other computes its softmax. Without it, both may wait at the same time. The timelines are a"
-    caption += f" model of an SM, d = {d}, in which both begin together. Measured: {made}."
+    caption += f" model of an SM, d = {d}, in which both begin together. Measured: {setup}."
     digits, window = ("0123456789", 4500) if style.is_narrow() else ("", window)  # so that a matmul's label fits
     timelines = {}
     for panel in panels:

@@ -64,7 +64,7 @@ def data() -> dict:
         for direction, name in names.items()
     ]
     losing = {group for group, _, ratios in rows if faster_implementations(ratios)}
-    return dict(rows=sorted(rows, key=lambda row: row[0] not in losing), setting=paper.made())
+    return dict(rows=sorted(rows, key=lambda row: row[0] not in losing), setting=paper.setup())
 
 
 def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:

@@ -17,7 +17,7 @@ def data() -> dict:
         curves=curves,
         contiguous=contiguous_speedup(record, by_length),
         memory={gpu_count(name): mib for name, (mib,) in peak.items()},
-        setting=f"{record.made()}; forward and backward, causal, 16 heads of 128; memory at {longest:,} tokens",
+        setting=f"{record.setup()}; forward and backward, causal, 16 heads of 128; memory at {longest:,} tokens",
     )
 
 

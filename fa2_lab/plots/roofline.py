@@ -100,7 +100,7 @@ def ladder(d: int) -> dict:
     ]
     caption = (
         "From rung 03 on, DRAM would allow the full speed of the tensor cores. The solid roofline is a copy and a"
-        f" matmul in the same run, and the dashed one is the datasheet of an {chip.name}. {record.made()}; forward,"
+        f" matmul in the same run, and the dashed one is the datasheet of an {chip.name}. {record.setup()}; forward,"
         f" batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask."
     )
     xlabel = "FLOPs per byte that DRAM moved (hardware counters)"

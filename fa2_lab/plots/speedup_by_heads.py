@@ -30,7 +30,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
         if timed and p["heads"] in HEADS:
             measured[p["heads"]] = row.ratio(after, before)
     resident = [reasons.compiled_rungs()[name, False, d]["programs"] for name in (before, after)]
-    setting = f"N = {N:,}, d = {d}, no mask; {record.made()}"
+    setting = f"N = {N:,}, d = {d}, no mask; {record.setup()}"
     return dict(model=model, measured=dict(sorted(measured.items())), resident=resident, setting=setting)
 
 

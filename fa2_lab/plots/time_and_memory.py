@@ -21,7 +21,7 @@ def data() -> dict:
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, peer, whole=True) for name, peer in OVER_N.items()}
     mib = {name: points(memory, peer, whole=False) for name, peer in MEMORY.items()}
-    setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, in sequences"
+    setting = f"{grid.setup()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, in sequences"
     setting += " of N, without a mask. Memory: one sequence of N, with a causal mask"
     return dict(time=time, memory=mib, setting=setting)
 

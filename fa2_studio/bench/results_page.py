@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fa2_lab.plots import ratios as ratio_plot
 from fa2_lab.plots.roofline import join_with_and
-from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
+from fa2_lab.records import FOLDER, Measurement, Record, load, path_of, read_record
 from fa2_lab.tools import files
 from fa2_studio.bench.readme import SLOW_CASES, SPEEDUP_COLUMNS, readme_parts, replace_part, speedup_rows
 from fa2_studio.bench.record_page import (
@@ -265,7 +265,7 @@ def gpu_table(folder: Path | None = None) -> list[str]:
     """Return a table with one line per GPU and direction, from our own and submitted records of the paper's grid."""
     files_of = {path_of(name, folder): "here" for name in ("paper", "h100")}
     files_of |= dict.fromkeys(sorted(((folder or FOLDER) / "submitted").glob("*.json")), "**submitted**")
-    runs = [(loaded(path), by) for path, by in files_of.items() if path.exists()]
+    runs = [(read_record(path), by) for path, by in files_of.items() if path.exists()]
     columns = ["GPU", "direction", "fa2_lab, TFLOP/s", *(f"over {peer}" for peer in GPU_TABLE_PEERS), "measured"]
     lines = []
     for run, by in runs:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.plots.climb import JUMPS
-from fa2_lab.records import Record, load, recorded
+from fa2_lab.records import Record, load, read_json
 from fa2_lab.tools import rung_diff
 from fa2_studio.book.hopper import mark_changes
 
@@ -42,7 +42,7 @@ def playground_and_climb() -> dict:
 def compiled_tiles() -> dict[str, dict[str, list[int]]]:
     """Return {GPU: {"d B_r B_c warps stages": [registers per thread, spill instructions]}} for the forward."""
     found: dict[str, dict[str, list[int]]] = {}
-    for row in recorded("compiled")["forward"]:
+    for row in read_json("compiled")["forward"]:
         key = " ".join(str(row[name]) for name in ("d", "B_r", "B_c", "warps", "stages"))
         for chip in chips.CHIPS.values():
             if row["target"] == "sm_{}{}".format(*chip.compute_capability):

@@ -42,7 +42,7 @@ from fa2_lab.machine import chips, rates
 from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
-from fa2_lab.records import recorded
+from fa2_lab.records import read_json
 from fa2_lab.reference import heads
 from fa2_lab.tools.xray import loops, xray_launches
 from fa2_studio.book.build import Case, check
@@ -440,7 +440,7 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # *spilling*.
 #
 # ```python
-# for row in recorded("rungs")["rungs"]:
+# for row in read_json("rungs")["rungs"]:
 #     shape = row["d"], row["causal"]
 #     if row["rung"][:3] in ("r11", "b00", "b01") and shape == (128, False):
 #         print(row["rung"], f"{row['registers']} registers, {row['spills']} spills")

@@ -27,7 +27,7 @@ import numpy as np
 from fa2_lab.machine import budget, chips, layouts
 from fa2_lab.plots import block_budget
 from fa2_lab.plots.show import show
-from fa2_lab.records import recorded
+from fa2_lab.records import read_json
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import verdict
 
@@ -104,7 +104,7 @@ show("row_reduction")
 # a warp's part of one instruction, which covers 16 rows and 64 keys and sums over 16 of the d columns.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-compilations = recorded("layouts")["layouts"]
+compilations = read_json("layouts")["layouts"]
 print(compilations[-1]["S"]["layout"])
 for layout in compilations:
     rows, keys = layout["warpsPerCTA"]
@@ -212,7 +212,7 @@ show("block_budget")
 
 # %% tags=["hide-input"]
 measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))),
-             k["spills"] > 0) for k in recorded("compiled")["forward"]]
+             k["spills"] > 0) for k in read_json("compiled")["forward"]]
 for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256),
                          ("above 255", 256, np.inf)):
     spilling = [spills for registers, spills in measured if low <= registers < high]
@@ -302,7 +302,7 @@ for kernel in compilations:
     verdict(f"{name}: a chunk of eight rows takes one step",
             layouts.bank_conflicts(offsets[:8, 16]) == 1)
 took = {(k["B_r"], k["B_c"], k["d"], k["warps"]): k["registers"]
-        for k in recorded("compiled")["forward"]}
+        for k in read_json("compiled")["forward"]}
 sums = {sizes: budget.forward_registers(*sizes) for sizes in took}
 few = [took[sizes] > n for sizes, n in sums.items() if n <= 255]
 verdict("the sum of registers is mostly too low", sum(few) > 0.6 * len(few))

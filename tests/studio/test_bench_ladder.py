@@ -69,7 +69,7 @@ class Kernel:
 
 
 def test_compiled_rungs_record_is_of_the_current_files():
-    record = records.recorded("rungs")
+    record = records.read_json("rungs")
     assert record["made_by"]["source"] == compiled.digest_of_rungs(), f"stale: {records.COMPILE} ladder"
     seen = {(row["rung"], row["d"], row["causal"]): row for row in record["rungs"]}
     down = {(rung, 128, False) for rung in BACKWARD}
@@ -79,7 +79,7 @@ def test_compiled_rungs_record_is_of_the_current_files():
 
 
 def test_compiled_forward_record_lists_all_compiled_configs():
-    jobs, record = compiled.jobs_of_size_figure(), records.recorded("compiled")
+    jobs, record = compiled.jobs_of_size_figure(), records.read_json("compiled")
     assert [{name: row[name] for name in job} for row, job in zip(record["forward"], jobs, strict=True)] == jobs
 
 

@@ -81,7 +81,7 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
         record_page.commit_text(kept, kept.machine)
         == "ccccccc; over N at bbbbbbb, triton 3.6; sustained forward at aaaaaaa, triton 3.6"
     )
-    assert kept.made().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
+    assert kept.setup().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
     again.machine = again.machine | dict(gpu="NVIDIA H100")
     assert recording.merge_records(kept, again) is again and recording.merge_records(None, again) is again
 
@@ -209,7 +209,7 @@ def test_results_page_separates_sustained_timing():
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
     assert "The last run was interrupted before it reached 1 of its rows." in text
     run.sustained[1].machine = dict(triton="3.10")
-    assert run.made().endswith("triton 3.10 or 3.6")
+    assert run.setup().endswith("triton 3.10 or 3.6")
 
 
 def test_results_page_lists_where_fa2_lab_is_slower():
