@@ -22,7 +22,7 @@ from fa2_studio.bench.compare import (
     wrong_result_reason,
 )
 from fa2_studio.bench.problem import Problem, relative_distance
-from fa2_studio.bench.protocol import PROTOCOL, REPEATS, l2_reading_call, measure_kernels
+from fa2_studio.bench.protocol import REPEATS, describe_kernel_timing, l2_reading_call, measure_kernels
 from fa2_studio.bench.recording import environment
 
 PURE_READ = "reading alone"  # the name of a kernel that reads every byte of the cache and does nothing else
@@ -31,8 +31,7 @@ FIXED_SPLITS = (1, 4, 16, 32)  # fixed numbers of splits
 # The number of programs, too few to saturate memory, and the numbers of stages to try.
 LONE_PROGRAMS, STAGES = 8, (2, 3, 4, 6)
 DECODE_REPEATS = 3 * REPEATS  # more repetitions, because times differ by only a microsecond
-PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{DECODE_REPEATS} repetitions")
-PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data to fill the L2 cache") + (
+PROTOCOL = describe_kernel_timing(DECODE_REPEATS, flush="we read other data to fill the L2 cache") + (
     " The *graph* rows show the same calls, replayed from a CUDA graph, and the *host* row shows the host time of one "
     "eager call."
 )

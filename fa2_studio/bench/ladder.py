@@ -18,7 +18,7 @@ from fa2_studio.bench.compare import Plan, compare, measure_ceilings, wrong_resu
 from fa2_studio.bench.peers import dense
 from fa2_studio.bench.precompile import run_in_processes
 from fa2_studio.bench.problem import Problem, relative_error_of_gradients, relative_error_of_O, sampled_gradients
-from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED_PROTOCOL, measure_kernels, measure_sustained
+from fa2_studio.bench.protocol import KERNEL_PROTOCOL, SUSTAINED_PROTOCOL, measure_kernels, measure_sustained
 from fa2_studio.bench.recording import environment
 from fa2_studio.bench.registry import LADDER_PARTS
 
@@ -77,7 +77,7 @@ def run(beside: Path | None = None, part: Sequence[str] = LADDER_PARTS) -> Plan:
         ],
     }
     run_in_processes(call_once, [call for name in part for call in compiling.get(name, ())])
-    record = Record("ladder", environment(), PROTOCOL, measure_ceilings(), sustained_protocol=SUSTAINED_PROTOCOL)
+    record = Record("ladder", environment(), KERNEL_PROTOCOL, measure_ceilings(), sustained_protocol=SUSTAINED_PROTOCOL)
     sustained = jobs.pop("sustained") if "sustained" in part else ()
     return Plan(record, [job for name in jobs if name in part for job in jobs[name]], sustained)
 

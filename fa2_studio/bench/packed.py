@@ -18,7 +18,7 @@ from fa2_studio.bench.problem import (
     relative_error_of_O,
     sampled_gradients,
 )
-from fa2_studio.bench.protocol import PROTOCOL, measure_kernels
+from fa2_studio.bench.protocol import KERNEL_PROTOCOL, measure_kernels
 from fa2_studio.bench.recording import environment
 
 LENGTHS = tuple(range(100, 4001, 260))  # of sixteen sequences
@@ -45,7 +45,7 @@ def run() -> Plan:
         for problem in problems(lengths)
         for direction in DIRECTIONS
     ]
-    return Plan(Record("packed", environment(), f"{PROTOCOL} {WHAT}", measure_ceilings()), jobs)
+    return Plan(Record("packed", environment(), f"{KERNEL_PROTOCOL} {WHAT}", measure_ceilings()), jobs)
 
 
 def packed_flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:

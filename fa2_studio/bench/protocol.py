@@ -23,17 +23,17 @@ REPEATS, WARM_UP = 20, 3
 HEAD_START = 3_000_000  # number of clock cycles (about 1.5 ms) that keep the GPU busy while the host launches a call
 
 
-def describe_kernel_timing(repeats: int) -> str:
-    """Return a description of how `measure_kernels` times calls."""
+def describe_kernel_timing(repeats: int, flush: str = "the L2 cache is overwritten") -> str:
+    """Return a description of how `measure_kernels` times calls. `flush` says what happens to the L2 cache."""
     return (
         f"We measure {repeats} repetitions with CUDA events, after {WARM_UP} warm-up calls, and report the median. "
         "Each repetition runs the implementations in a new random order, so that no implementation always runs after "
-        "the same one. Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is "
+        f"the same one. Before every call, {flush}. Host time does not count, because the GPU is "
         "kept busy until the whole call is in its queue. Before the timing starts, we check every result."
     )
 
 
-PROTOCOL = describe_kernel_timing(REPEATS)
+KERNEL_PROTOCOL = describe_kernel_timing(REPEATS)
 SUSTAINED_SECONDS = 1.0  # for each implementation
 CHUNK_SECONDS, SETTLE_SECONDS = 0.05, 0.3  # of a timed interval, and of the discarded beginning
 SUSTAINED_PROTOCOL = (

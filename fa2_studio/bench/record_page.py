@@ -12,7 +12,7 @@ from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import ladder
 from fa2_studio.bench.protocol import REPEATED_PROTOCOL, REPEATS, SUSTAINED_PROTOCOL, describe_kernel_timing
-from fa2_studio.bench.recording import ABSENT, DIRECTIONS, markdown_table, problem_columns
+from fa2_studio.bench.recording import ABSENT, DIRECTION_WORDS, markdown_table, problem_columns
 from fa2_studio.bench.registry import DENSE_SUITES, RECORD_TITLES, RECORDS_WITHOUT_COMMAND, SUITES
 from fa2_studio.bench.speed_ratios import format_ratio, peers_in_rows, speed_ratios, wins_and_median
 from fa2_studio.book.questions import heading_anchor
@@ -269,7 +269,7 @@ def median_table_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
             over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
             cells = [format_number(median(numbers)) for numbers in columns.values()]
             lines.setdefault(names, []).append(
-                [f"{DIRECTIONS.get(direction, direction)}, {unit_of(rows[0])}", over, *cells]
+                [f"{DIRECTION_WORDS.get(direction, direction)}, {unit_of(rows[0])}", over, *cells]
             )
     return lines
 

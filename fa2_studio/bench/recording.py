@@ -19,7 +19,7 @@ from fa2_studio.bench import implementations
 
 ABSENT = "not installed"
 BENCH = Path(__file__).parent
-DIRECTIONS = {"both": "forward and backward"}  # directions whose name does not describe them
+DIRECTION_WORDS = {"both": "forward and backward"}  # directions whose name does not describe them
 
 
 def save_record(record: Record, folder: Path | None = None) -> Path:
@@ -80,7 +80,7 @@ def problem_text(row: Measurement) -> str:
     lengths = "N_q = {}, N_k = {}".format(*N.split(" × ")) if " × " in N else f"N = {N}"
     shared = heads.replace(", ", " query heads, ").replace(" for K and V", " K/V heads")
     heads = shared if shared != heads else f"{heads} head{'s' * (heads != '1')}"
-    return f"{DIRECTIONS.get(what, what)}, {lengths}, batch size {batch}, {heads}, d = {d}, {mask}"
+    return f"{DIRECTION_WORDS.get(what, what)}, {lengths}, batch size {batch}, {heads}, d = {d}, {mask}"
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
