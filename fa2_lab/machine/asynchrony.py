@@ -70,7 +70,7 @@ class Job:
         return Wait(lambda: self.ended is not None, f"{self.unit}: {self.label}")
 
 
-class Block:
+class ThreadBlock:
     """A simulated thread block, with its clock, its running jobs and its finished jobs."""
 
     def __init__(self, **policies: str) -> None:
@@ -85,7 +85,7 @@ class Block:
         self.running.append(job)
         return job
 
-    def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
+    def run(self, actors: Mapping[str, Generator[Wait]]) -> "ThreadBlock":
         """Run all actors and their jobs to completion and return the block.
 
         Whenever all actors are waiting, the clock advances to the end of the next job.

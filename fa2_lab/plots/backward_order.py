@@ -3,7 +3,7 @@
 from collections.abc import Generator, Mapping
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.asynchrony import Barrier, Block, Wait
+from fa2_lab.machine.asynchrony import Barrier, ThreadBlock, Wait
 from fa2_lab.plots import backward_step, rung_timeline, style
 
 
@@ -18,7 +18,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
         ("Each job waits for the one before", one_by_one),
         ("The kernel's order", backward_step.consumer),
     ):
-        block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
+        block, ds_filled = ThreadBlock(), Barrier("dS filled", arrivals=2)
         block.run({str(c): order(block, ds_filled, steps, product, softmax) for c in (0, 1)})
         begun = next(job.begun for job in block.jobs if (job.actor, job.label) == ("0", "S 4"))
         jobs = [(job.unit, job.actor, job.label.split()[0], job.begun - begun, job.ended - begun) for job in block.jobs]
@@ -29,7 +29,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 
 
 def one_by_one(
-    block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
+    block: ThreadBlock, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
     """Simulate a consumer of `block` that starts each job only after the previous job has ended.
 

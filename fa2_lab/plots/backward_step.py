@@ -3,7 +3,7 @@
 from collections.abc import Generator
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
+from fa2_lab.machine.asynchrony import Barrier, Job, ThreadBlock, Wait
 from fa2_lab.plots import style
 
 UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
@@ -16,7 +16,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
     clock cycles.
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_flops_per_clock, 64 * B_r / chips.H200.exp_per_clock
-    block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
+    block, ds_filled = ThreadBlock(), Barrier("dS filled", arrivals=2)
     block.run({str(c): consumer(block, ds_filled, steps, product, softmax) for c in (0, 1)})
     jobs = []
     for job in block.jobs:
@@ -33,7 +33,7 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 
 
 def consumer(
-    block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
+    block: ThreadBlock, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
     """Simulate one consumer of `block` that runs its jobs in the same order as the kernel.
 

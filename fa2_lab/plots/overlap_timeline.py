@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
-from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Job, ThreadBlock, Wait
 from fa2_lab.plots import rung_timeline, style
 from fa2_lab.records import load
 
@@ -25,7 +25,7 @@ def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_flops_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
     for name, (ahead, tensor) in FOUR_WAYS.items():
-        block = Block(tensor=tensor)
+        block = ThreadBlock(tensor=tensor)
         block.run({str(warpgroup_number): warpgroup(block, T, product, softmax, ahead) for warpgroup_number in (0, 1)})
         jobs = [(job.unit, int(job.actor), job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, share=block.busy_fraction("tensor"), jobs=sorted(jobs)))
@@ -35,7 +35,7 @@ def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
     return dict(window=window, tiles=T, panels=panels, counted=counted, setting=setting)
 
 
-def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
+def warpgroup(block: ThreadBlock, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
     """Simulate one warpgroup that computes T tiles.
 
     With software pipelining (`ahead`), a tile's S and the previous tile's P V start together. A matmul takes `product`

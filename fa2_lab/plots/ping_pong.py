@@ -3,7 +3,7 @@
 from collections.abc import Generator, Mapping
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
+from fa2_lab.machine.asynchrony import Barrier, Job, ThreadBlock, Wait
 from fa2_lab.plots import idea_gains, rung_timeline, style
 from fa2_lab.records import load
 
@@ -13,7 +13,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_flops_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("In step, without ping-pong", False), ("In step, with ping-pong", True)):
-        block = Block()
+        block = ThreadBlock()
         may = [Barrier(f"turn of {c}", arrivals=1) for c in (0, 1)]
         may[0].arrive("launch")  # consumer 0 begins
         block.run({str(c): consumer(block, may if turns else [], c, T, product, softmax) for c in (0, 1)})
@@ -23,7 +23,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
     return dict(panels=panels, d=d, gains=(min(turns), max(turns)), setup=load("ideas").setup())
 
 
-def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
+def consumer(block: ThreadBlock, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
     """Simulate consumer c for T tiles: for each tile, it computes S and the previous tile's P V, and then the softmax.
 
     With ping-pong, `may` contains one barrier per consumer, at which the consumer waits for its turn. Otherwise, `may`

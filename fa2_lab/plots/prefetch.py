@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 
-from fa2_lab.machine.asynchrony import Block, Wait
+from fa2_lab.machine.asynchrony import ThreadBlock, Wait
 from fa2_lab.plots import rung_timeline, style
 
 
@@ -16,7 +16,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
     for stages in (1, 3):
         costs = rung_timeline.rung_costs(rung)._replace(programs=1, stages=stages)
         if stages == 1:
-            block = Block()
+            block = ThreadBlock()
             block.run({"0": one_by_one(block, costs, tiles)})
         else:
             block, _ = rung_timeline.simulate(costs, tiles, row_blocks=1)
@@ -25,7 +25,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
     return dict(panels=panels, rung=rung)
 
 
-def one_by_one(block: Block, costs: rung_timeline.RungCosts, tiles: int) -> Generator[Wait]:
+def one_by_one(block: ThreadBlock, costs: rung_timeline.RungCosts, tiles: int) -> Generator[Wait]:
     """Simulate a program that starts to copy a tile only when it needs the tile and then waits for the copy.
 
     `costs` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.machine import ladder_model as model
-from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Job, ThreadBlock, Wait
 from fa2_lab.machine.rates import rates
 from fa2_lab.plots import style
 from fa2_lab.records import load
@@ -156,7 +156,7 @@ def row_blocks_of(jobs: list[Job], costs: RungCosts, tiles: int) -> list[int]:
 def simulate(costs: RungCosts, tiles: int, row_blocks: int) -> tuple:
     """Return (block, *programs): a simulated SM, and the programs that ran on it."""
     programs: list[Program] = []
-    block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if costs.number >= STARTS_S_EARLY else SHARED), {}
+    block, actors = ThreadBlock(copy=IN_ORDER, tensor=IN_ORDER if costs.number >= STARTS_S_EARLY else SHARED), {}
     for n in range(costs.programs):
         program = Program(block, costs, tiles, row_blocks)
         programs.append(program)
@@ -168,7 +168,7 @@ def simulate(costs: RungCosts, tiles: int, row_blocks: int) -> tuple:
 class Program:
     """One program on the simulated SM, which records the tiles that it copied and those that its consumers released."""
 
-    def __init__(self, block: Block, costs: RungCosts, tiles: int, row_blocks: int) -> None:
+    def __init__(self, block: ThreadBlock, costs: RungCosts, tiles: int, row_blocks: int) -> None:
         self.block, self.costs, self.tiles, self.row_blocks = block, costs, tiles, row_blocks
         self.copied: dict[str, Job] = {}
         self.released: dict[str, list[float]] = defaultdict(list)  # {tile: times at which consumers released it}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from fa2_lab.machine.asynchrony import Barrier, Block, Job
+from fa2_lab.machine.asynchrony import Barrier, Job, ThreadBlock
 from fa2_studio.book.build import invitation
 from fa2_studio.book.ring import PAUSE, RingModel, run_actors
 
@@ -86,7 +86,7 @@ def watchful_consumer(K: RingModel, V: RingModel, T: int, actor: str) -> Iterato
 NEEDS = {"S": "", "P": "S", "dP": "", "dV": "P", "dK": "P dP", "dQ": "P dP", "add dQ": "dQ"}
 
 
-class WatchedBlock(Block):
+class WatchedBlock(ThreadBlock):
     """A thread block that raises RuntimeError if a job starts before its operands exist.
 
     To reveal a missing wait, the unit `slow` takes 20 times as long as usual for the consumers in `slow_actors`.

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from fa2_lab.api.attention import attention
-from fa2_lab.machine.asynchrony import Barrier, Block
+from fa2_lab.machine.asynchrony import Barrier, ThreadBlock
 from fa2_lab.plots.show import show
 from fa2_studio.book.hopper import show_listing
 
@@ -185,7 +185,7 @@ def kernel_order(block, ds_filled, T, add=600):
 
 # %%
 def clocks_of_a_step(way, T=50, **options):  # of two consumers
-    block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
+    block, ds_filled = ThreadBlock(), Barrier("dS filled", arrivals=2)
     block.run({f"consumer {c}": way(block, ds_filled, T, **options) for c in range(2)})
     return block.clock / T
 

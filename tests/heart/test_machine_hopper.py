@@ -3,7 +3,7 @@
 import pytest
 
 from fa2_lab.machine import asynchrony
-from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Block, Deadlock
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Deadlock, ThreadBlock
 from fa2_lab.plots import overlap_timeline
 
 
@@ -19,7 +19,7 @@ def test_barrier_phases_flip_after_all_arrivals():
 
 
 def test_missing_barrier_arrival_is_reported_as_deadlock():
-    block, emptied = Block(), Barrier("K emptied", arrivals=2)
+    block, emptied = ThreadBlock(), Barrier("K emptied", arrivals=2)
 
     def actor(arrives):
         yield block.start("tensor", 10, "x").done()
@@ -37,7 +37,7 @@ def test_missing_barrier_arrival_is_reported_as_deadlock():
     "manner, ends", [(SHARED, [4, 8, 12, 16]), (IN_ORDER, [10, 12, 14, 16]), (asynchrony.SIDE_BY_SIDE, [2, 4, 6, 10])]
 )
 def test_shared_unit_time_is_divided_between_its_users(manner, ends):
-    block = Block(tensor=manner)
+    block = ThreadBlock(tensor=manner)
 
     def actor(*clocks):
         for n in clocks:
@@ -55,7 +55,7 @@ def test_shared_unit_time_is_divided_between_its_users(manner, ends):
 @pytest.mark.parametrize("ahead, clocks", [(False, 16 * (2 * 512 + 500)), (True, 512 + 500 + 15 * 2 * 512 + 512)])
 def test_warpgroup_timeline_equals_hand_computed_clocks(ahead, clocks):
     """16 tiles, products of 512 clocks and exponentials of 500, which fit under a product: one warpgroup alone."""
-    block = Block()
+    block = ThreadBlock()
     block.run({"0": overlap_timeline.warpgroup(block, 16, 512, 500, ahead)})
     assert max(job.ended for job in block.jobs) == clocks
     assert block.busy_fraction("tensor") == pytest.approx(16 * 2 * 512 / clocks)

@@ -225,7 +225,7 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
 
 def test_dense_attention_or_removed_clocks_do_not_pass_as_a_fix(points, capsys):
     answer = right_answer("race", 0)
-    first = "    block, B_c = Block(), 4\n"
+    first = "    block, B_c = ThreadBlock(), 4\n"
     names = "names that the program already has"
     cheats = [
         ("new words and signs", (first, DENSE + "\n" + first)),

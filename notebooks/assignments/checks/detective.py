@@ -121,7 +121,7 @@ KERNEL_RUNS = (
     SHAPE | dict(N_q=48, N_k=32, causal=True),
 )
 PIPELINE_CLOCKS = (12888, 15960, 22538, 35240, 9744, 27698)
-PIPELINE_HEADER = "import numpy as np\n\nfrom fa2_lab.machine.asynchrony import Barrier, Block\n\n\n"
+PIPELINE_HEADER = "import numpy as np\n\nfrom fa2_lab.machine.asynchrony import Barrier, ThreadBlock\n\n\n"
 KERNEL_HEADER = "import triton\nimport triton.language as tl\n\n\n"
 IN_MODEL = Case(
     PIPELINE_HEADER, probes_cases.pipeline, pipeline_call, pipeline_truth, RUN, PIPELINE_RUNS, PIPELINE_CLOCKS

@@ -1,11 +1,11 @@
 import numpy as np
 
-from fa2_lab.machine.asynchrony import Barrier, Block
+from fa2_lab.machine.asynchrony import Barrier, ThreadBlock
 
 
 def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
     """O and the clocks it took: a producer copies tiles, consumers share the rows."""
-    block, B_c = Block(), 4
+    block, B_c = ThreadBlock(), 4
     tiles, B_r, shift = len(K) // B_c, len(Q) // consumers, len(K) - len(Q)
     ring = [(np.full((B_c, Q.shape[1]), np.nan),) * 2 for _ in range(stages)]
     filled = [Barrier(f"stage {s} filled", 1) for s in range(stages)]
