@@ -256,7 +256,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
 FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in the order of these folders
-SHOWN = 10  # the largest number of lines printed for a Whereabouts
+MAX_LINES = 10  # the largest number of lines printed for a Whereabouts
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Whereabouts:
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line counts the omitted lines
+        room = MAX_LINES - len(self.words()) - len(ends) - 1  # lines left for code; the last counts the omitted ones
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []

@@ -5,7 +5,7 @@ from statistics import geometric_mean
 
 from fa2_lab.records import Measurement, load
 
-SHOWN = {  # {wording of an idea or a prediction in the record: shorter wording for the table}
+SHORT_WORDINGS = {  # {wording of an idea or a prediction in the record: shorter wording for the table}
     "a ring's stage by & and >>, not by % and //": "computing a tile's stage with `&` and `>>` instead of `%` and `//`",
     "each thread arrives at a barrier by itself, not its warpgroup at once": "each thread arrives at a barrier by"
     " itself, instead of one arrival per warpgroup",
@@ -68,7 +68,7 @@ def table(part: str = "") -> list[str]:
         )
         n_kept = sum(row.problem["kept"] for row in rested)
         verdict = "no" if not n_kept else "yes" if n_kept == len(rested) else f"for {n_kept} of {len(rested)}"
-        words = " | ".join(SHOWN.get(text, text) for text in (idea, prediction))
+        words = " | ".join(SHORT_WORDINGS.get(text, text) for text in (idea, prediction))
         lines.append(f"| {words} | {speedup_range(rested)} | {speedup_range(hot)} | {verdict} |")
     return lines
 

@@ -237,7 +237,7 @@ class Program:
             self.ended += 1
 
 
-LOOKS = {
+JOB_COLORS = {
     "Q": "Q",
     "K": "K",
     "V": "V",
@@ -432,7 +432,7 @@ def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, f
                 words = (label, label.split()[-1], label.rstrip("0123456789 "), "")
                 fits = next(w for w in words if ended - begun > letter * (len(w) + 0.6) or not w)
                 kind = label.rstrip("0123456789 ")
-                tensor = LOOKS.get(kind, kind)
+                tensor = JOB_COLORS.get(kind, kind)
                 edge = dict(edgecolor=style.INK, linewidth=2, zorder=2) if any(marked) else dict(linewidth=0.8)
                 if pale:
                     edge["edgecolor"] = style.tint(style.hue(tensor), 0.4)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
 
-PAGE = PACKAGE.parent / "API.md"
+API_PAGE = PACKAGE.parent / "API.md"
 NAMED = re.compile(r"<!-- docstring: (\S+\.py) ?(\S*) -->")  # a marker without a name stands for the module's docstring
 
 
 def api_page() -> str:
     """Return API.md in MyST Markdown, with all docstrings inserted."""
-    return NAMED.sub(lambda found: signature_and_docstring(*found.groups()), PAGE.read_text(encoding="utf-8"))
+    return NAMED.sub(lambda found: signature_and_docstring(*found.groups()), API_PAGE.read_text(encoding="utf-8"))
 
 
 def signature_and_docstring(file: str, name: str) -> str:

@@ -123,7 +123,7 @@ BAR_Y, BAR_H = 182, 52
 FULL_LENGTH = 960  # the bar's length at the peer's speed
 ROW_Y, ROW_H = 315, 43
 
-LOOKS = """
+CSS = """
 .h{font-size:41px;font-weight:700;letter-spacing:-1px}.q{font-size:24px;fill:var(--quiet)}
 .big{font-size:44px;font-weight:700;letter-spacing:-1px}.s{font-size:26px}.p{font-size:24px;font-weight:600}
 .f{font-size:29px;font-weight:700}.o{fill:var(--ours)}.e{fill:var(--empty)}.b{fill:var(--quiet)}
@@ -174,7 +174,7 @@ def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: li
     words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)
     alt = f"One bar, the speed of a forward kernel, goes through {len(rungs) - 1} changes; six jumps: {words}. "
     alt += f"Arrows mark the changes that lose speed. At the end the bar has passed a line, the speed of {name}."
-    looks = f"{LOOKS}@media(prefers-color-scheme:dark){{{DARK}}}"
+    looks = f"{CSS}@media(prefers-color-scheme:dark){{{DARK}}}"
     return film.svg(W, H, f"{title}, in {len(rungs) - 1} changes", escape(alt, quote=False), looks, drawing)
 
 

@@ -27,7 +27,7 @@ LOOK_UP = (
     "and [what runs where](TROUBLESHOOTING.md#what-runs-where)."
 )
 FIGURES = files.ROOT / "figures"
-SMALL = "small"  # the folder of the cards' pictures
+CARD_FOLDER = "small"  # the folder of the cards' pictures
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 SHEET = "One sheet of A1, as PDF"
 
@@ -126,7 +126,7 @@ def write_card_pictures(folder: Path) -> None:
 
 def card_html(chapter: Chapter) -> str:
     title = escape(chapter.title).replace("FlashAttention-", f"FlashAttention-{WORD_JOINER}")
-    image = f'<img src="figures/{SMALL}/{chapter.name}.svg" alt="{escape(CARDS[chapter.name][0])}">'
+    image = f'<img src="figures/{CARD_FOLDER}/{chapter.name}.svg" alt="{escape(CARDS[chapter.name][0])}">'
     return link_card_html(image, f"{chapter.name}.html", f"{chapter.number} · {title}", escape(chapter.question))
 
 

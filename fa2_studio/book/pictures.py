@@ -60,7 +60,7 @@ FACTS = (  # pairs of lines, the first of which is bold
     *("Forward: {first} → {last}", "of {peer}'s speed"),
 )
 SQUARES = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="8 4 752 470" width="752" height="470">'  # of README's hero
-LOOKS = """
+CSS = """
 .h{font-size:62px;font-weight:700;letter-spacing:-1.5px}.q{font-size:36px;fill:var(--quiet)}
 .p{font-size:34px;font-weight:700}.s{font-size:30px}.n{font-size:22px;fill:var(--quiet)}.o{font-size:28px;font-weight:700;fill:var(--ours)}
 """
@@ -114,7 +114,7 @@ def preview_card() -> str:
         svg_text(40, H - 28, f"The speeds: {drawn['gpu']}, bf16, forward, N = 4,096, d = 128, no mask", "n"),
         svg_text(W - 40, H - 28, site, "o", ' text-anchor="end"'),
     ]
-    return climb_loop.Animation(0.1).svg(W, H, TITLE, " ".join(lines), LOOKS, "".join(drawing))
+    return climb_loop.Animation(0.1).svg(W, H, TITLE, " ".join(lines), CSS, "".join(drawing))
 
 
 def still_of(browser: str, svg: str) -> bytes:

@@ -24,7 +24,7 @@ ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=
 HIDE_CODE = "hide-input"  # tag of a cell whose code readers can skip
 # An interactive figure, of which only the static version is recorded.
 FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)
-SHOWN = re.compile(r'^(?:show|live)\("[^\n]*\)$', flags=re.MULTILINE)  # the line of a cell that shows a picture
+SHOW_LINE = re.compile(r'^(?:show|live)\("[^\n]*\)$', flags=re.MULTILINE)  # the line of a cell that shows a picture
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
@@ -156,9 +156,9 @@ def redraw_pictures(chapters: list[Chapter]) -> list[str]:
     lines = []
     for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
         notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
-        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and SHOWN.search(cell.source)]
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and SHOW_LINE.search(cell.source)]
         for cell in cells:
-            redrawn, _ = eval(SHOWN.search(cell.source)[0], {"show": show, "live": live})._repr_mimebundle_()
+            redrawn, _ = eval(SHOW_LINE.search(cell.source)[0], {"show": show, "live": live})._repr_mimebundle_()
             shown = next(output for output in cell.outputs if "text/html" in output.get("data", {}))
             shown.data.update(redrawn | {"text/html": FRAME.sub("", redrawn["text/html"])})
         write_notebook(notebook, NOTEBOOKS, chapter)

@@ -21,10 +21,10 @@ from fa2_studio.book import api, colab, front, questions
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 from fa2_studio.course.notebooks import student_version
 
-LOOKS = Path(__file__).with_name("looks")  # the style sheet
+LOOKS_FOLDER = Path(__file__).with_name("looks")  # the style sheets and scripts
 FIGURES = front.FIGURES
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
-SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that only shows a figure
+SHOW_CELL = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that only shows a figure
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)")?>')  # of plots/live.py
 PAGES = ("API.md", "TROUBLESHOOTING.md")  # files of the repository that are also pages of the site
 SETTINGS = {
@@ -40,7 +40,7 @@ SETTINGS = {
     "myst_heading_anchors": 4,
     "html_math_renderer": "mathml",
     "html_theme": "sphinx_book_theme",
-    "html_static_path": [str(LOOKS)],
+    "html_static_path": [str(LOOKS_FOLDER)],
     "html_css_files": ["site.css"],
     "html_js_files": ["site.js"],
     "html_favicon": str(FIGURES / "mark.svg"),
@@ -85,7 +85,7 @@ def render_site(folder: Path) -> Path:
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
     if SETTINGS["html_baseurl"]:
         build_posters(folder / "figures")  # built again, because they now show the site's address
-    front.write_card_pictures(folder / "figures" / front.SMALL)
+    front.write_card_pictures(folder / "figures" / front.CARD_FOLDER)
     for piece in (folder / "figures" / "live").glob("*.html"):
         html = piece.read_text(encoding="utf-8")
         title, words, _ = live.page_texts(piece.stem)
@@ -99,7 +99,7 @@ def add_link_preview(app: Sphinx, page: str, template: str, context: dict, doctr
     if "og:image" not in context.get("metatags", ""):
         title = re.sub("<[^>]*>", "", context.get("title", ""))
         chapter = next((c for c in written() if c.name == page), None)
-        own = (f"{front.SMALL}/{page}.png", chapter.question) if chapter else ()
+        own = (f"{front.CARD_FOLDER}/{page}.png", chapter.question) if chapter else ()
         context["metatags"] = context.get("metatags", "") + preview_tags(title, "../" * page.count("/"), *own)
 
 
@@ -161,7 +161,7 @@ def prepare_notebook(notebook: nbformat.NotebookNode, button: str = "") -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
-            if SHOWN.fullmatch(cell.source) and cell.outputs:
+            if SHOW_CELL.fullmatch(cell.source) and cell.outputs:
                 tags = [*tags, "remove-input"]  # the line show(…) is of no interest to readers
             elif is_import_cell(cell):
                 tags = sorted({*tags, "hide-input"})

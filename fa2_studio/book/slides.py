@@ -21,7 +21,7 @@ from fa2_lab.tools.figures import PHONE
 from fa2_studio.book import blocks, cards, panels
 from fa2_studio.book.blocks import ROWS, block_height, markdown_to_html
 from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
-from fa2_studio.book.site import LIVE, LOOKS, figures_by_description, is_import_cell
+from fa2_studio.book.site import LIVE, LOOKS_FOLDER, figures_by_description, is_import_cell
 
 LECTURES = {  # {title: {chapter: numbers of the parts to show, or "" for the whole chapter}}
     "Attention and its cost": {"00": "", "01": ""},
@@ -73,8 +73,8 @@ def write_decks(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     night = f"@media screen and (prefers-color-scheme: dark) {{\n{blocks.DARK_COLOURS.get_style_defs('pre')}\n}}"
     code = f"{blocks.COLOURS.get_style_defs('pre')}\n{night}\nbody pre {{ background: var(--ground); }}\n"
-    looks = (LOOKS / "slides.css").read_text(encoding="utf-8") + code
-    script = (LOOKS / "slides.js").read_text(encoding="utf-8")
+    looks = (LOOKS_FOLDER / "slides.css").read_text(encoding="utf-8") + code
+    script = (LOOKS_FOLDER / "slides.js").read_text(encoding="utf-8")
     browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], card_pictures()
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
         parts = [c for c in written() if c.number in chapters]

@@ -274,7 +274,7 @@ def test_decode_clamps_key_lengths_to_the_cache():
 def test_decode_supports_many_sequences(monkeypatch):
     """More than the kernels look at together."""
     if not GPU:
-        monkeypatch.setattr(kernel, "LENGTHS", kernel.tl.constexpr(4))
+        monkeypatch.setattr(kernel, "CHUNK", kernel.tl.constexpr(4))
     batch = 600 if GPU else 11
     lengths = (torch.arange(batch) * 7 % 41).tolist()
     check_decode((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)

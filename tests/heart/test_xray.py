@@ -165,7 +165,7 @@ def test_where_prints_the_machine_code_of_a_paper_line(found, monkeypatch, capsy
     assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_90"]) == 0
     out = capsys.readouterr().out
     became = re.search(r"s_ij = .*\n  \w+, sm_90, (\d+) instructions: .*HGMMA\.", out)
-    assert f"    … {int(became[1]) - lines.SHOWN} more" in out
+    assert f"    … {int(became[1]) - lines.MAX_INSTRUCTIONS} more" in out
 
 
 @compiled

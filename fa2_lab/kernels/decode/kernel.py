@@ -363,7 +363,7 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-LENGTHS = tl.constexpr(256)  # number of key_lengths loaded at a time
+CHUNK = tl.constexpr(256)  # number of key_lengths loaded at a time
 
 
 @triton.jit
@@ -381,14 +381,14 @@ def units_in_row_block(length, work, const):
 
 @triton.jit
 def units_in_sequences(work, first, end, const):
-    """Return the number of work units in each of the sequences first:first + LENGTHS.
+    """Return the number of work units in each of the sequences first:first + CHUNK.
 
     The number is 0 for sequences at or beyond `end`."""
-    index = first + tl.arange(0, LENGTHS)
+    index = first + tl.arange(0, CHUNK)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
     units = work.row_blocks_per_sequence * units_in_row_block(length, work, const)
-    return tl.where(index < end, units, 0)  # (LENGTHS,)
+    return tl.where(index < end, units, 0)  # (CHUNK,)
 
 
 @triton.jit
@@ -401,7 +401,7 @@ def units_before(b, work, const):
         return b * work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
     else:
         units = 0 * b
-        for first in range(0, b, LENGTHS):
+        for first in range(0, b, CHUNK):
             units += tl.sum(units_in_sequences(work, first, b, const), 0)
         return units
 
@@ -414,9 +414,9 @@ def find_sequence(unit, work, const):
         return unit // units, unit // units * units
     else:
         b, begin, before = 0 * unit, 0 * unit, 0 * unit
-        for first in range(0, work.batch, LENGTHS):
+        for first in range(0, work.batch, CHUNK):
             units = units_in_sequences(work, first, work.batch, const)
-            over = (before + tl.cumsum(units, 0) <= unit) & (first + tl.arange(0, LENGTHS) < work.batch)
+            over = (before + tl.cumsum(units, 0) <= unit) & (first + tl.arange(0, CHUNK) < work.batch)
             b += tl.sum(over.to(tl.int32), 0)
             begin += tl.sum(tl.where(over, units, 0), 0)
             before += tl.sum(units, 0)

@@ -10,7 +10,7 @@ from fa2_lab.tools import offline
 from fa2_lab.tools.xray.compile import xray
 
 MARK = re.compile(r'//## File "([^"]+)", line (\d+)( inlined at)?')
-SHOWN = 4  # machine instructions shown per line of code
+MAX_INSTRUCTIONS = 4  # machine instructions shown per line of code
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
@@ -54,6 +54,6 @@ def instructions(place: Place, kernels: Any) -> list[str]:
         if counts:
             rows.append(f"  {kernel.name}, {kernel.chip}, {len(became)} instructions: "
                         + ", ".join(f"{n} {name}" for name, n in counts.most_common()))  # fmt: skip
-            rows += [f"    {text}" for text in became[:SHOWN]]
-            rows += [f"    … {len(became) - SHOWN} more"] * (len(became) > SHOWN)
+            rows += [f"    {text}" for text in became[:MAX_INSTRUCTIONS]]
+            rows += [f"    … {len(became) - MAX_INSTRUCTIONS} more"] * (len(became) > MAX_INSTRUCTIONS)
     return rows if len(rows) > 1 else [*rows, "  no instruction of its own: the compiler put it into others"]
