@@ -32,30 +32,45 @@ function measured({ visits, writes, end, sums }, ms) {
   return {
     visits: visits.map((visit) => ({ ...visit, from: at(visit.from), to: at(visit.to) })),
     writes: writes.map((write) => ({ ...write, time: at(write.time) })),
+    lanes: lanesOf(visits.map((visit) => ({ ...visit, from: at(visit.from), to: at(visit.to) }))),
     matmuls: end,
     end: at(end),
     sums,
   };
 }
 
+/** A lane for each worker, or a single one if all workers begin and end their tiles together. */
+function lanesOf(visits) {
+  const target = ({ i }) => (i === null ? "dK, dV" : `dQ ${i + 1}`);
+  const lanes = upTo(set.blocks).map((k) => visits.filter(({ worker }) => worker === k));
+  const together = lanes.every((lane) => lane.length === lanes[0].length && lane.every(({ to }, n) => to === lanes[0][n].to));
+  if (!together) return lanes.map((lane, k) => ({ name: `worker ${k + 1}`, tiles: lane.map((visit) => ({ ...visit, word: target(visit) })) }));
+  const tiles = lanes[0].map((visit, n) => {
+    const same = lanes.every((lane) => lane[n].i === visit.i);
+    return { ...visit, word: same ? target(visit) : `dQ 1–${set.blocks}` };
+  });
+  return [{ name: `workers 1–${set.blocks}`, tiles }];
+}
+
 function draw(step) {
   if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
   const t = moments[step];
   const narrow = stage.clientWidth < 560;
-  const [lane, left, right] = [Math.min(narrow ? 17 : 20, Math.floor(92 / set.blocks)), 74, 56];
+  const [left, right] = [84, 56];
+  const lane = ({ lanes }) => (lanes.length === 1 ? 28 : Math.min(narrow ? 17 : 20, Math.floor(92 / lanes.length)));
   const unit = (stage.clientWidth - left - right) / moments.at(-1);
-  const high = set.blocks * (lane + TICK) + 34 + LINE;
-  clear(stage, 2 * high + 30);
+  const high = ways.map((way) => way.lanes.length * lane(way) + set.blocks * TICK + 34 + LINE);
+  clear(stage, sum(high) + 30);
   const words = shape(stage, "g");
   const x = left + t * unit;
   ways.forEach((way, n) => {
-    const [top, lanes] = [n * high + 20, set.blocks * lane];
-    drawWay(way, WAYS[n], t, { lane, left, unit, narrow, words, top });
+    const [top, lanes] = [n * high[0] + 20, way.lanes.length * lane(way)];
+    drawWay(way, WAYS[n], t, { lane: lane(way), left, unit, narrow, words, top });
     for (const [y, tall] of [[top - 3, lanes], [top + lanes + LINE, set.blocks * TICK]]) // not through the words
       shape(stage, "line", { x1: x, x2: x, y1: y, y2: y + tall + 4, class: "clock" });
   });
   stage.append(words); // over the line
-  drawAxis(left, unit, 2 * high - 10, t);
+  drawAxis(left, unit, sum(high) - 10, t);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
@@ -80,25 +95,26 @@ const fitting = (words, width, letter = 7.4) => words.find((word) => word.length
 
 /** The workers as lanes, and below them a lane with the additions to each block of dQ. */
 function drawWay(way, name, t, { lane, left, unit, narrow, words, top }) {
-  const { visits, writes, matmuls, end } = way;
+  const { lanes, visits, writes, matmuls, end } = way;
   shape(words, "text", { x: 0, y: top - 8, class: "strong halo" }, `${narrow ? name.split(",")[0] : name}: ${matmuls} matmuls`);
   shape(words, "text", { x: left + end * unit + 6, y: top + lane / 2 + 3, class: "small strong" }, `${end.toFixed(1)} ms`);
-  for (const k of upTo(set.blocks))
-    shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
   const begin = visits.find(({ i }) => i === null) && Math.min(...visits.filter(({ i }) => i !== null).map(({ from }) => from));
-  for (const { worker, from, to, i } of visits) {
-    const state = t >= to ? "" : t > from ? " running" : " ahead";
-    const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
-    shape(stage, "rect", { ...at, class: `visit${state}${i !== null ? " Q" : ""}` });
+  for (const [k, { name, tiles }] of lanes.entries()) {
+    const y = top + k * lane;
+    shape(stage, "text", { x: 0, y: y + lane / 2 + 3, class: "small" }, name);
+    for (const { from, to, i } of tiles) {
+      const state = t >= to ? "" : t > from ? " running" : " ahead";
+      const at = { x: left + from * unit, y, width: (to - from) * unit - 1, height: lane - 3 };
+      shape(stage, "rect", { ...at, class: `visit${state}${i !== null ? " Q" : ""}` });
+    }
+    for (const { from, to, i, word } of tiles) { // over all boxes, because a short one has the name of all that follow
+      const [width, at] = [(to - from) * unit, { y: y + lane / 2 + 2.5 }];
+      const look = `small in on-visit ${i === null ? "S" : "Q"}${t > from ? "" : " ahead"}`;
+      if (word.length * 7.4 + 10 < width) shape(words, "text", { ...at, x: inBox(left + from * unit, width, 3.7 * word.length, left + t * unit), class: `${look} middle` }, word);
+      else if (from === 0 || from === begin) shape(words, "text", { ...at, x: left + from * unit + 4, class: look }, word);
+    }
   }
-  for (const { worker, from, to, i } of visits) { // over all boxes, because a short one has the name of all that follow
-    const [width, y] = [(to - from) * unit, top + worker * lane + lane / 2 + 2.5];
-    const word = i === null ? "dK, dV" : `dQ ${i + 1}`;
-    const look = `small in on-visit ${i === null ? "S" : "Q"}${t > from ? "" : " ahead"}`;
-    if (word.length * 7.4 + 10 < width) shape(words, "text", { x: inBox(left + from * unit, width, 3.7 * word.length, left + t * unit), y, class: `${look} middle` }, word);
-    else if (from === 0 || from === begin) shape(words, "text", { x: left + from * unit + 4, y, class: look }, word);
-  }
-  const below = top + set.blocks * lane + 3;
+  const below = top + lanes.length * lane + 3;
   shape(stage, "text", { x: 0, y: below + 11, class: "small quiet" }, "adds to");
   for (const i of upTo(set.blocks)) {
     const y = below + LINE + i * TICK;
@@ -144,7 +160,8 @@ function entries({ writes, sums }, n, t) {
     const whole = writes.every((write) => write.i !== i || write.time <= t);
     const now = show(sums[i], 7);
     const old = show(before[n][i], 7);
-    const cells = !whole ? [old, "…"] : old === now ? [old, make("i", "", "the same")] : [changed(old, now), changed(now, old)];
+    const same = matchMedia("(max-width: 420px)").matches ? "=" : "the same";
+    const cells = !whole ? [old, "…"] : old === now ? [old, make("i", "", same)] : [changed(old, now), changed(now, old)];
     line(table.tBodies[0], "td", [`dQ ${i + 1}`, ...cells]);
   }
   return table;
@@ -203,6 +220,6 @@ follow(form, set, () => {
   transport.jump(transport.last);
 });
 $("note").textContent =
-  `A box is a tile, and its label names what the tile adds to. A small box is one addition, and its number is the worker that adds. If several workers add at once, the first one is on the left. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
+  `A box is a tile, and its label names what the tile adds to. If all workers begin and end their tiles together, one lane shows all of them. A small box is one addition, and its number is the worker that adds. If several workers add at once, the first one is on the left. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
 if (ask.has("step")) transport.jump(Number(ask.get("step")));
 onWidth(stage, () => transport.show());
