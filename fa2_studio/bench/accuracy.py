@@ -8,7 +8,7 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.compare import Plan, prepare_all
-from fa2_studio.bench.problem import Problem, default_device, float64_gradients, relative_distance
+from fa2_studio.bench.problem import Problem, default_device, float64_gradients, relative_error
 from fa2_studio.bench.recording import environment
 
 TENSORS = ("O", "dQ", "dK", "dV")
@@ -96,7 +96,7 @@ def errors_of_implementations(
     def errors_of(name: str) -> dict[str, float]:
         O = implementations.prepare(name, problem)(q, k, v)
         results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
-        return {tensor: relative_distance(x, y) for tensor, x, y in zip(TENSORS, results, right, strict=True)}
+        return {tensor: relative_error(x, y) for tensor, x, y in zip(TENSORS, results, right, strict=True)}
 
     return prepare_all({name: partial(errors_of, name) for name in names})
 

@@ -21,7 +21,7 @@ from fa2_studio.bench.compare import (
     prepare_checked_calls,
     wrong_result_reason,
 )
-from fa2_studio.bench.problem import Problem, relative_distance
+from fa2_studio.bench.problem import Problem, relative_error
 from fa2_studio.bench.protocol import REPEATS, describe_kernel_timing, l2_reading_call, measure_kernels
 from fa2_studio.bench.recording import environment
 
@@ -118,7 +118,7 @@ def compare_page_sizes(problem: Problem) -> Measurement:
 
     def prepared(page: int) -> Prepared:
         arguments = (q, *shuffled_pages(k, v, page), lengths)
-        return wrong_result_reason([relative_distance(attention_paged(*arguments), want)]) or partial(
+        return wrong_result_reason([relative_error(attention_paged(*arguments), want)]) or partial(
             attention_paged, *arguments
         )
 
@@ -163,7 +163,7 @@ def compare_splits(problem: Problem) -> Measurement:
 
     def prepared(n: int) -> Prepared:
         call = partial(attention, q, k, v, num_splits=n)
-        return wrong_result_reason([relative_distance(call(), want)]) or call
+        return wrong_result_reason([relative_error(call(), want)]) or call
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
     return time_decode(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED_SPLITS})

@@ -146,19 +146,17 @@ def relative_error_of_O(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float
     """Return ‖O − truth‖ / ‖truth‖ for the last rows of the last head, where the truth is computed in float64."""
     O, q = (x.detach()[-1, -1, -SAMPLE:] for x in (O, q))
     q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
-    return relative_distance(
-        O, float64_attention(q, k, v, last=len(k) - len(q), causal=causal, **mask_of_head(-1, mask))
-    )
+    return relative_error(O, float64_attention(q, k, v, last=len(k) - len(q), causal=causal, **mask_of_head(-1, mask)))
 
 
 def relative_error_of_gradients(gradients, truth) -> float:
     """Return the largest relative error of the three gradients, for the rows and keys that `truth` contains."""
     dQ, dK, dV = gradients
     got = dQ[-1, -1, -len(truth[0]) :], dK[-1, -1, : len(truth[1])], dV[-1, -1, : len(truth[2])]
-    return largest_error(relative_distance(x, right) for x, right in zip(got, truth, strict=True))
+    return largest_error(relative_error(x, right) for x, right in zip(got, truth, strict=True))
 
 
-def relative_distance(x: torch.Tensor, truth: torch.Tensor) -> float:
+def relative_error(x: torch.Tensor, truth: torch.Tensor) -> float:
     return float((x.double() - truth).norm() / truth.norm())
 
 
