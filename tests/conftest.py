@@ -1,10 +1,10 @@
 """Hooks and fixtures for all tests: a clean start of each, and worker programs that run beside the tests.
 
 Work that takes long and needs its own process is done by workers, for example compiling for GPUs that are not present.
-A test that needs one is marked `beside(worker, *arguments)`. Its fixture `rows` has the lines of JSON that the worker
-prints. If one process runs all tests, the workers start with the first test and run one after another on an idle core,
-and the tests that need them run last. If several processes share the tests (pytest-xdist), each starts the workers that
-its own tests need.
+A test that needs one is marked `beside(worker, *arguments)`. Its fixture `worker_rows` has the lines of JSON that this
+worker prints. If one process runs all tests, the workers start with the first test and run one after another on an idle
+core, and the tests that need them run last. If several processes share the tests (pytest-xdist), each starts the
+workers that its own tests need.
 """
 
 import json
@@ -29,9 +29,10 @@ for library in ("OPENBLAS", "MKL", "OMP"):  # set before NumPy and torch: on sma
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes three quarters of a GPU's memory
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent
 
-LONGEST = (  # files that take at least 13 seconds of one core, in this order; others follow by their number of tests
+# Files that take at least 13 seconds of one core, in this order. Others follow by their number of tests.
+SLOWEST_FILES = (
     *("test_compile.py", "test_hopper_backward.py", "test_hopper.py", "test_examine.py", "test_examine_calls.py"),
     *("test_examine_descriptions.py", "test_examine_checks.py", "test_course_sandbox.py"),
     *("test_calls.py", "test_ladder.py", "test_course.py", "test_site.py", "test_xray.py", "11_workshop.ipynb"),
@@ -52,8 +53,8 @@ def pytest_cmdline_main(config):
     Each process takes whole files, because a notebook's cells depend on each other. The exhaustive tests are in a few
     files with many long tests, so they are distributed one by one, except for groups that one worker compiles.
     """
-    whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
-    if whole and getattr(config.option, "numprocesses", 0) is None:
+    runs_all_tests = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
+    if runs_all_tests and getattr(config.option, "numprocesses", 0) is None:
         processes = min(os.cpu_count(), 4)
         if torch.cuda.is_available():
             processes = min(os.cpu_count() - 2, torch.cuda.get_device_properties(0).total_memory // (8 * 2**30), 12)
@@ -63,12 +64,12 @@ def pytest_cmdline_main(config):
             config.option.loadscopereorder = False  # pytest_collection_modifyitems has put the longest first
 
 
-def shared() -> bool:
+def in_xdist() -> bool:
     """Return whether this process is one of several that share the tests."""
     return "PYTEST_XDIST_WORKER" in os.environ
 
 
-def command_of(item) -> tuple[str, ...]:
+def worker_command(item) -> tuple[str, ...]:
     """Return the worker that a test needs and the worker's arguments, or () for most tests."""
     marker = item.get_closest_marker("beside")
     return marker.args if marker else ()
@@ -80,48 +81,48 @@ def pytest_collection_modifyitems(items):
     If several processes share the tests, put the longest files first instead, so that the processes end at nearly the
     same time.
     """
-    if not shared():
-        return items.sort(key=lambda item: bool(command_of(item)))
+    if not in_xdist():
+        return items.sort(key=lambda item: bool(worker_command(item)))
     tests = Counter(item.path for item in items)
-    place = {name: n for n, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (place.get(item.path.name, len(LONGEST)), -tests[item.path], item.path))
+    order = {name: n for n, name in enumerate(SLOWEST_FILES)}
+    items.sort(key=lambda item: (order.get(item.path.name, len(SLOWEST_FILES)), -tests[item.path], item.path))
 
 
 def pytest_runtest_setup(item):
     """Skip tests whose GPU is not present, and clear the caches, which may hold choices made with patched kernels."""
-    for asked in item.iter_markers("gpu"):
+    for marker in item.iter_markers("gpu"):
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA GPU")
-        if asked.args and torch.cuda.get_device_capability() != (9, 0):
-            pytest.skip(f"needs a {asked.args[0]} GPU")
-    if table := sys.modules.get("fa2_lab.kernels.cache"):
-        table.clear_caches()
+        if marker.args and torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip(f"needs a {marker.args[0]} GPU")
+    if cache_module := sys.modules.get("fa2_lab.kernels.cache"):
+        cache_module.clear_caches()
 
 
 def run_worker(name: str, *arguments: str) -> list[dict]:
     """Run a worker without Triton's interpreter, and return the lines of JSON that it prints."""
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE.parent)])  # PYTHONPATH may have another Triton
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS.parent)])  # PYTHONPATH may have another Triton
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    command = [sys.executable, str(next(HERE.glob(f"*/{name}"))), *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    command = [sys.executable, str(next(TESTS.glob(f"*/{name}"))), *arguments]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Give this process the lowest priority, and its own process group, which can be ended as a whole."""
     os.setsid()
     os.nice(19)
 
 
 @pytest.fixture(scope="session")
-def begin():
-    """Yield a function that starts a worker once: begin(*command).result() waits for it and returns its rows.
+def start_worker():
+    """Yield a function that starts a worker once: start_worker(*command).result() waits for it and returns its rows.
 
     Workers run one after another, as children of one process that starts before any test. So a test that ends stray
     processes does not end a worker.
     """
-    with ProcessPoolExecutor(1, get_context("fork"), give_way) as one_at_a_time:
+    with ProcessPoolExecutor(1, get_context("fork"), lower_priority) as one_at_a_time:
         group = one_at_a_time.submit(os.getpid).result()
         yield cache(partial(one_at_a_time.submit, run_worker))
         one_at_a_time.shutdown(wait=False, cancel_futures=True)
@@ -130,22 +131,22 @@ def begin():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_begin(request):
-    """Start all workers with the first test. If several processes share the tests, `rows` starts them instead."""
-    commands = dict.fromkeys(command for item in request.session.items if (command := command_of(item)))
-    if commands and not shared():
-        begin = request.getfixturevalue("begin")
+def start_workers(request):
+    """Start all workers with the first test. If several processes share the tests, each test starts its own instead."""
+    commands = dict.fromkeys(command for item in request.session.items if (command := worker_command(item)))
+    if commands and not in_xdist():
+        start_worker = request.getfixturevalue("start_worker")
         for command in commands:
-            begin(*command)
+            start_worker(*command)
 
 
 @pytest.fixture
-def rows(request, begin) -> list[dict]:
+def worker_rows(request, start_worker) -> list[dict]:
     """Return the rows of the worker with which the test is marked."""
-    return begin(*command_of(request.node)).result()
+    return start_worker(*worker_command(request.node)).result()
 
 
 def pytest_runtest_teardown(item):
     """Release the GPU memory that a test no longer uses, because other processes need it."""
-    if shared() and torch.cuda.is_initialized():
+    if in_xdist() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -15,10 +15,13 @@ def enough_time(monkeypatch):
 
 
 def names(report) -> list[str]:
+    """Return the names of a report's findings."""
     return [finding.name for finding in report.findings]
 
 
-def of_torch(backend):
+def sdpa_with_backend(backend):
+    """Return PyTorch's attention with one of its backends."""
+
     def sdpa(query, key, value, attn_mask=None, is_causal=False, scale=None):
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
@@ -30,7 +33,7 @@ def scores(q, k, tau=None):
     return q @ k.mT * (q.shape[-1] ** -0.5 if tau is None else tau)
 
 
-def hidden(s, later=0, corner=None):
+def mask_later(s, later=0, corner=None):
     """Return scores with −∞ for keys that are more than `later` places after their row.
 
     The diagonal begins at the bottom right corner, or at an offset `corner` from the top left one.
@@ -40,14 +43,15 @@ def hidden(s, later=0, corner=None):
     return s.masked_fill(ahead > later, -torch.inf)
 
 
-def safe(s):
+def softmax(s):
+    """Return the softmax of each row, and zeros for a row of −∞."""
     return torch.nan_to_num(s.softmax(-1))
 
 
-def grouped(q, k, v):
+def grouped_attention(q, k, v):
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return scores(q, k).softmax(-1) @ v
 
 
-def dot_product(q, k, v):
+def plain_attention(q, k, v):
     return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v

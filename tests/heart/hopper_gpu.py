@@ -3,12 +3,12 @@
 from functools import partial
 
 import torch
-from kernel_truth import DEVICE, check_accuracy, dense, dense_packed
+from kernel_truth import DEVICE, check_accuracy, dense_truth, ints, packed_truth
 
 from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.kernels.cache import PREPARED
 
-DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
+DTYPES, CU_SEQLENS = (torch.float16, torch.bfloat16), ("cu_seqlens_q", "cu_seqlens_k")
 
 
 def random_heads(batch, heads, N, d, dtype, turned=False, seed=0):
@@ -18,14 +18,10 @@ def random_heads(batch, heads, N, d, dtype, turned=False, seed=0):
     return x.transpose(1, 2) if turned else x
 
 
-def key_lengths_tensor(*numbers, dtype=torch.int32):
-    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
-
-
 def fill_with_nan(*tensors) -> None:
     """Leave NaN in the free memory that outputs and sums are likely to get."""
-    keep = [torch.full_like(x, NAN) for x in tensors for _ in range(2)]
-    keep += [torch.full((2 * x.numel() + 4096 * 128,), NAN, device=DEVICE) for x in tensors]
+    keep = [torch.full_like(x, torch.nan) for x in tensors for _ in range(2)]
+    keep += [torch.full((2 * x.numel() + 4096 * 128,), torch.nan, device=DEVICE) for x in tensors]
     del keep
 
 
@@ -34,7 +30,7 @@ def run_kernels(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministi
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
-    tensors = Tensors(q, k, v, lengths, **dict(zip(("cu_seqlens_q", "cu_seqlens_k"), cu, strict=False)))
+    tensors = Tensors(q, k, v, lengths, **dict(zip(CU_SEQLENS, cu, strict=False)))
     fill_with_nan(q, k)
     O, L = forward.prepare(tensors, options)(tensors)
     if dO is None:
@@ -47,10 +43,10 @@ def run_kernels(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministi
 def with_nan_in_unseen_keys(q, k, v, options, lengths):
     """Return k and v with NaN for keys that no row sees."""
     col, N_k = torch.arange(k.shape[2], device=DEVICE), k.shape[2]
-    unseen = col[None] >= (key_lengths_tensor(N_k) if lengths is None else lengths)[:, None]
+    unseen = col[None] >= (ints(N_k) if lengths is None else lengths)[:, None]
     if options.left is not None:
         unseen = unseen | (col < N_k - q.shape[2] - options.left)
-    return [x.masked_fill(unseen[:, None, :, None], NAN) for x in (k, v)]
+    return [x.masked_fill(unseen[:, None, :, None], torch.nan) for x in (k, v)]
 
 
 def check_kernels(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
@@ -58,8 +54,9 @@ def check_kernels(q, k, v, dO, options, lengths=None, cu=(), dL=None, determinis
 
     The truth of the gradients is computed for the returned O, because the kernels compute D from this rounded O.
     """
-    truth = partial(dense_packed, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1]) if cu else partial(dense, lengths=lengths)
     given = torch.zeros_like(q) if dO is None else dO
+    packed = dict(zip(CU_SEQLENS, cu, strict=False))
+    truth = partial(packed_truth, **packed) if cu else partial(dense_truth, lengths=lengths)
     truth = partial(truth, q, k, v, given, window=options.bounds, scale=options.scale)
     want, torchs = truth(dL=dL), truth(dL=dL, dtype=q.dtype)
     if not cu:
@@ -84,8 +81,9 @@ def prepared_backward(Q, K, V, dO, options, deterministic=False):
     return lambda: call(dO, None, O, L, tensors)
 
 
-def counters_are_reset() -> bool:
-    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
+def counters_are_zero() -> bool:
+    """Return whether there are scheduler counters in the cache, all of them 0."""
+    counters = [value for key, value in PREPARED.items() if key[0] == "counter"]
     return bool(counters) and not any(counter.any() for counter in counters)
 
 
@@ -100,6 +98,6 @@ def captured_and_eager(call):
         captured = call()
     for _ in range(3):
         for x in captured:
-            x.fill_(NAN)
+            x.fill_(torch.nan)
         graph.replay()
         yield captured, want

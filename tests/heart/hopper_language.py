@@ -7,29 +7,29 @@ from types import SimpleNamespace
 import numpy as np
 
 
-class Whole(int):
+class GpuInt(int):
     """An integer whose division rounds toward zero, as on a GPU."""
 
     def __floordiv__(self, other):
-        return Whole(abs(self) // abs(other) * (1 if (self < 0) == (other < 0) else -1))
+        return GpuInt(abs(self) // abs(other) * (1 if (self < 0) == (other < 0) else -1))
 
     def __mod__(self, other):
-        return Whole(self - self.__floordiv__(other) * other)
+        return GpuInt(self - self.__floordiv__(other) * other)
 
     def to(self, dtype):
         return self
 
 
-def whole_result(name):
+def returning_gpu_int(name):
     def operation(self, other):
         result = getattr(int, name)(self, other)
-        return result if result is NotImplemented else Whole(result)
+        return result if result is NotImplemented else GpuInt(result)
 
     return operation
 
 
 for operator in ("add", "sub", "mul", "and", "radd", "rsub", "rmul"):
-    setattr(Whole, f"__{operator}__", whole_result(f"__{operator}__"))
+    setattr(GpuInt, f"__{operator}__", returning_gpu_int(f"__{operator}__"))
 
 
 class Tile(np.ndarray):
@@ -64,7 +64,7 @@ class Pointer:
 
 
 def load(pointer):
-    return Whole(pointer.numbers[pointer.at])
+    return GpuInt(pointer.numbers[pointer.at])
 
 
 def store(pointer, x, mask=None):
@@ -77,7 +77,7 @@ def store(pointer, x, mask=None):
 
 def atomic_add(pointer, n, sem):
     pointer.numbers[pointer.at] += n
-    return Whole(pointer.numbers[pointer.at] - n)
+    return GpuInt(pointer.numbers[pointer.at] - n)
 
 
 def inline_asm_elementwise(text, constraints, given, *_, **__):
@@ -94,15 +94,15 @@ def broadcast(a, b):
 
 def for_numbers_or_arrays(scalar, array):
     """Return a function that calls `array` if any argument is an array, and `scalar` otherwise."""
-    return lambda *x: array(*x) if any(isinstance(y, np.ndarray) for y in x) else Whole(scalar(*x))
+    return lambda *x: array(*x) if any(isinstance(y, np.ndarray) for y in x) else GpuInt(scalar(*x))
 
 
-LANGUAGE = SimpleNamespace(
+GLUON = SimpleNamespace(
     minimum=for_numbers_or_arrays(min, np.minimum),
     inline_asm_elementwise=inline_asm_elementwise,
     maximum=for_numbers_or_arrays(max, np.maximum),
     where=for_numbers_or_arrays(lambda condition, a, b: a if condition else b, np.where),
-    cdiv=lambda a, b: Whole(-(-a // b)),
+    cdiv=lambda a, b: GpuInt(-(-a // b)),
     cast=lambda x, dtype: x,
     arange=lambda begin, end, layout: np.arange(begin, end),
     zeros=lambda shape, dtype, layout: np.zeros(shape),
@@ -130,26 +130,26 @@ def unjitted(owner) -> dict:
 def new_aggregate(cls, fields_of: dict):
     """Return an object with the methods of one of the kernels' aggregates and with these fields."""
     aggregate = type(cls.__name__, (), unjitted(cls))()
-    vars(aggregate).update({name: Whole(x) if type(x) is int else x for name, x in fields_of.items()})
+    vars(aggregate).update({name: GpuInt(x) if type(x) is int else x for name, x in fields_of.items()})
     return aggregate
 
 
-def maker_of(cls, *names):
+def constructor(cls, *names):
     """Return a stand-in for the constructor of an aggregate whose fields have these names."""
     return lambda *values, **named: new_aggregate(cls, dict(zip(names, values, strict=False)) | named)
 
 
-def fields_of(module, name: str) -> list[str]:
+def field_names(module, name: str) -> list[str]:
     """Return the names of an aggregate's fields, read from its source, because Triton 3.6 keeps no annotations."""
     (body,) = (x.body for x in ast.parse(inspect.getsource(module)).body if getattr(x, "name", "") == name)
     return [x.target.id for x in body if isinstance(x, ast.AnnAssign)]
 
 
-def multiply(a, b, to, use_acc=True, is_async=True):
+def numpy_mma(a, b, to, use_acc=True, is_async=True):
     return ((to if use_acc else 0) + np.asarray(a) @ np.asarray(b)).view(Tile)
 
 
-def wait(running, deps):
+def mma_wait(running, deps):
     return deps[0] if len(deps) == 1 else deps
 
 

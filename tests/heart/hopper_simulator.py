@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from hopper_language import (
-    LANGUAGE,
+    GLUON,
+    GpuInt,
     Pointer,
     Tile,
-    Whole,
-    fields_of,
-    maker_of,
-    multiply,
+    constructor,
+    field_names,
+    mma_wait,
     new_aggregate,
+    numpy_mma,
     unjitted,
-    wait,
     zero_oob_rows,
 )
 
@@ -28,7 +28,7 @@ from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import accumulators, launch, products, rows
 from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import semaphore as in_order
+from fa2_lab.kernels.hopper.backward import semaphore as semaphores
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry, pipeline
@@ -53,30 +53,30 @@ class DescriptorStub:
         Addresses wrap at 64 bits as on a GPU, and a number has 2 bytes.
         """
         for i in range(self.block_shape[-2]):
-            place = [int(n) for n in (*at[:-2], at[-2] + i, 0)]
-            if all(0 <= n < size for n, size in zip(place, self.shape, strict=True)):
-                assert max(place) < 2**31
-                start = 2 * sum(n * step for n, step in zip(place, self.strides, strict=True)) % 2**64 // 2
+            index = [int(n) for n in (*at[:-2], at[-2] + i, 0)]
+            if all(0 <= n < size for n, size in zip(index, self.shape, strict=True)):
+                assert max(index) < 2**31
+                start = 2 * sum(n * step for n, step in zip(index, self.strides, strict=True)) % 2**64 // 2
                 assert start + self.d <= self.numbers.size
                 yield i, slice(start, start + self.d)
 
     def fetch(self, at):
-        found = np.zeros(self.block_shape[-2:]).view(Tile)
-        for i, place in self.rows(at):
-            found[i, : self.d] = self.numbers[place]
-        return found
+        tile = np.zeros(self.block_shape[-2:]).view(Tile)
+        for i, span in self.rows(at):
+            tile[i, : self.d] = self.numbers[span]
+        return tile
 
     def put(self, at, tile):
-        for i, place in self.rows(at):
-            assert np.isnan(self.numbers[place]).all(), "written twice"
-            self.numbers[place] = tile.held[i, : self.d]
+        for i, span in self.rows(at):
+            assert np.isnan(self.numbers[span]).all(), "written twice"
+            self.numbers[span] = tile.held[i, : self.d]
 
 
-class RegisterTile:
+class SharedTile:
     """A place in shared memory from which a tile is stored. Before it is filled again, it must have been read."""
 
     def store(self, x):
-        assert not COPY_ENGINE.reading
+        assert not TMA.reading
         self.held = x
 
     def index(self, n):
@@ -88,31 +88,23 @@ class RegisterTile:
 
 def simulate_on_numpy(monkeypatch) -> None:
     """Replace the GPU functions in the kernels' modules by their Python functions and by stand-ins."""
-    far = Whole(2**30)
-    far.value = 2**30
+    far_row = GpuInt(2**30)
+    far_row.value = 2**30
     matmul_over_d = pipeline.matmul_over_d.fn
-    for module in (tile, descriptors, geometry, pipeline, forward, softmax, backward, rows, products, in_order):
-        stand_ins = unjitted(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
-        stand_ins |= dict(
-            FAR_ROW=2**30,
-            LN2=np.log(2),
-            acc_layout=lambda columns: None,
-            zero_oob_rows=zero_oob_rows,
-            matrix=lambda x: x,
-            matmul_over_d=matmul_over_d,
-        )
-        stand_ins |= dict(
-            warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, opaque_smem=lambda x: x
-        )
-        stand_ins |= dict(stacked=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR_ROW=far)
-        stand_ins |= dict(gdc_wait=COPY_ENGINE.others_end)
-        stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
+    for module in (tile, descriptors, geometry, pipeline, forward, softmax, backward, rows, products, semaphores):
+        stand_ins = unjitted(module) | dict(tl=GLUON, gl=GLUON, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
+        stand_ins |= dict(LN2=np.log(2), acc_layout=lambda columns: None, zero_oob_rows=zero_oob_rows)
+        stand_ins |= dict(matrix=lambda x: x, matmul_over_d=matmul_over_d, opaque_smem=lambda x: x)
+        stand_ins |= dict(warpgroup_mma=numpy_mma, warpgroup_mma_wait=mma_wait, as_operand=lambda x, *_: x)
+        stand_ins |= dict(stacked=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR_ROW=far_row)
+        stand_ins |= dict(gdc_wait=TMA.others_end)
+        stand_ins |= dict(tma=TMA, mbarrier=BARRIER_STUB, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, x)
 
 
-class CopyEngine:
+class TmaStub:
     """A copy engine that copies at once, but counts as reading shared memory until `store_wait` is called.
 
     It loads what the kernel before has written only after `others_end`, with which a kernel waits for that kernel.
@@ -139,8 +131,8 @@ class CopyEngine:
         self.reading = True
 
 
-COPY_ENGINE = CopyEngine()
-NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=lambda *_, count: None)
+TMA = TmaStub()
+BARRIER_STUB = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=lambda *_, count: None)
 
 
 # The forward's softmax, without assembly ------------------------------------------------------------------------
@@ -162,18 +154,18 @@ def softmax_step(s, m, scale, l, scale_log2):
     return p, top, scale, alpha * l + p.sum(1)[:, None] / 4, alpha
 
 
-GEOMETRY = geometry.Geometry
+GEOMETRY_CLASS = geometry.Geometry
 STAND_INS = {
     descriptors: dict(gl=descriptors.gl),
-    geometry: dict(Geometry=maker_of(GEOMETRY, *fields_of(geometry, "Geometry"))),
+    geometry: dict(Geometry=constructor(GEOMETRY_CLASS, *field_names(geometry, "Geometry"))),
     forward: dict(
         initial_state=initial_state,
         softmax_step=softmax_step,
         rescale_o=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
-        ColumnBounds=maker_of(softmax.ColumnBounds, "end", "end_full_tile", "begin", "first_full_tile"),
+        ColumnBounds=constructor(softmax.ColumnBounds, "end", "end_full_tile", "begin", "first_full_tile"),
     ),
-    rows: dict(RowBounds=maker_of(rows.RowBounds, "begin", "unmasked_from", "end", "CUT")),
+    rows: dict(RowBounds=constructor(rows.RowBounds, "begin", "unmasked_from", "end", "CUT")),
 }
 
 
@@ -262,7 +254,7 @@ class DqHandover:
     def hand_over(self, c, dq, buffer):
         assert self.room
         self.room = False
-        unjitted(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=RegisterTile()), c, dq, buffer)
+        unjitted(semaphores.Semaphore)["hand_over"](SimpleNamespace(handed=SharedTile()), c, dq, buffer)
         self.parts.append(buffer.held)
 
     def wait(self, number, turn):
@@ -270,23 +262,21 @@ class DqHandover:
         self.owed.append(number)
 
     def pass_on(self, number):
-        assert self.owed.pop() == number and not COPY_ENGINE.reading
+        assert self.owed.pop() == number and not TMA.reading
         self.added[number] += 1
 
     def written(self, c, sums, smem):
         """Run the writer, which adds each part at its turn and passes the turn on, and assert that none is left."""
-        semaphore = new_aggregate(in_order.Semaphore, dict(handed=RegisterTile(), USED=True))
+        semaphore = new_aggregate(semaphores.Semaphore, dict(handed=SharedTile(), USED=True))
         semaphore.wait, semaphore.pass_on = self.wait, self.pass_on
         backward.writer(
-            c,
-            sums,
-            SimpleNamespace(**vars(smem) | dict(semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self))),
+            c, sums, SimpleNamespace(**vars(smem) | dict(semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self)))
         )
         smem.mailbox.was_read()
         assert self.room and not self.owed and not self.parts
 
 
-class StageList:
+class EndlessStages:
     """Stages of which every `index` returns a new one. All are kept."""
 
     def __init__(self):
@@ -300,10 +290,10 @@ class StageList:
 def scheduler(blocks: int, heads: int, l2_group: int, only=None):
     """Return a scheduler that gives one program all blocks, or only block `only`."""
     numbers = iter(range(blocks * heads) if only is None else [only])
-    one = new_aggregate(geometry.Scheduler, dict(blocks=blocks, heads=heads, l2_group=l2_group))
-    one.first = one.next = lambda: Whole(next(numbers, blocks * heads))
-    one.leave = lambda: None
-    return one
+    only_program = new_aggregate(geometry.Scheduler, dict(blocks=blocks, heads=heads, l2_group=l2_group))
+    only_program.first = only_program.next = lambda: GpuInt(next(numbers, blocks * heads))
+    only_program.leave = lambda: None
+    return only_program
 
 
 def call_geometry(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
@@ -313,16 +303,17 @@ def call_geometry(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
     flags = dict(RAGGED=RAGGED, HAS_RIGHT_BOUND=right is not None, key_lengths=lengths)
     cu_seqlens_q, cu_seqlens_k = map(Pointer, starts) if starts else (None, None)
-    many = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sequences=len(starts[0]) - 1 if starts else None)
-    one = new_aggregate(GEOMETRY, sizes | flags | many)
+    packed = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    packed |= dict(sequences=len(starts[0]) - 1 if starts else None)
+    call = new_aggregate(GEOMETRY_CLASS, sizes | flags | packed)
     if not starts:
-        one.length = lambda entry: Whole(min(lengths[entry], N_k) if lengths else N_k)
-    return one
+        call.length = lambda entry: GpuInt(min(lengths[entry], N_k) if lengths else N_k)
+    return call
 
 
-def blocks_of(n, geometry, B):
+def blocks_per_head(n, geometry, B):
     """Return the number of blocks of B rows that the scheduler hands out per head."""
-    return tile.block_count(Whole(n), geometry.sequences, B)
+    return tile.block_count(GpuInt(n), geometry.sequences, B)
 
 
 def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None):
@@ -330,23 +321,24 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
 
     With `starts`, the sequences are packed.
     """
-    place = call_geometry(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
+    call = call_geometry(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
-    d, heads = Q.shape[-1], L.size // place.N_q
+    d, heads = Q.shape[-1], L.size // call.N_q
     padding = dict(d_pad=power_of_2(d), skip_last_quarter=4 * d <= 3 * power_of_2(d))
     sizes = SimpleNamespace(consumers=consumers, separate_O_buffer=consumers < 3, low_reg_schedule=True, **padding)
     smem = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), config=sizes)
     smem.mailbox = Mailbox((forward.PACKED_ROW_BLOCK_FIELDS if starts else forward.ROW_BLOCK_FIELDS).value)
     smem.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
-    smem.o, turns, blocks = SimpleNamespace(index=lambda c: RegisterTile()), [], blocks_of(place.N_q, place, place.B_r)
-    Q, K, V, O_told = (DescriptorStub(X, rows, sizes.d_pad) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
-    forward.producer(Q, K, V, smem, scheduler(blocks, heads, 1), place)
+    smem.o, turns = SimpleNamespace(index=lambda c: SharedTile()), []
+    blocks = blocks_per_head(call.N_q, call, call.B_r)
+    Q, K, V, O_desc = (DescriptorStub(X, rows, sizes.d_pad) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
+    forward.producer(Q, K, V, smem, scheduler(blocks, heads, 1), call)
     for c in range(consumers):
         smem.k.next, smem.q.next, smem.q.step = 0, c, consumers
         turns.clear()
-        forward.consumer(c, O_told, Pointer(L.reshape(-1)), smem, place, d**-0.5 / np.log(2))
+        forward.consumer(c, O_desc, Pointer(L.reshape(-1)), smem, call, d**-0.5 / np.log(2))
         assert turns == list(range(len(smem.k.filled))) and smem.k.next == len(turns) == len(smem.v.filled)
-        assert smem.q.next == len(smem.q.filled) + c and not COPY_ENGINE.reading
+        assert smem.q.next == len(smem.q.filled) + c and not TMA.reading
         smem.mailbox.was_read()
     return O, L
 
@@ -355,17 +347,17 @@ def ordered_additions(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, 
     """Yield [(place, turn), …] for each of the scheduler's blocks in the backward: where and when a consumer adds."""
     batch = len(lengths or [N_k])
     Q, K = ((N_q, 2 * group, 8), (N_k, 2, 8)) if starts else ((batch, 2 * group, N_q, 8), (batch, 2, N_k, 8))
-    place = call_geometry(Q, K, lengths, window, B_r, 128, starts)
-    T_r, T_c = blocks_of(N_q, place, B_r), blocks_of(N_k, place, 128)
+    call = call_geometry(Q, K, lengths, window, B_r, 128, starts)
+    T_r, T_c = blocks_per_head(N_q, call, B_r), blocks_per_head(N_k, call, 128)
     Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
     for number in range(T_c * batch * 2 * parts):
-        added, nothing = [], SimpleNamespace(load=lambda *_: None)
+        added, no_load = [], SimpleNamespace(load=lambda *_: None)
         mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
         semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
-        smem = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, semaphore=semaphore, config=sizes)
+        smem = SimpleNamespace(mailbox=mailbox, k=no_load, v=no_load, semaphore=semaphore, config=sizes)
         smem.row_blocks = SimpleNamespace(load=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, l2_group * parts, only=number)
-        backward.producer(Q, None, None, None, None, smem, blocks, place, T_r, parts)
+        backward.producer(Q, None, None, None, None, smem, blocks, call, T_r, parts)
         if parts > 1 and added:
             added.append((mailbox.read(0, "sem_index"), mailbox.read(0, "dkv_turn")))
         yield added
@@ -374,36 +366,37 @@ def ordered_additions(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, 
 def initial_scores_and_dP(L, D, d: int, B_r: int):
     """Return the initial values of S and dP of each row block, as bwd_preprocess writes them for (batch, heads, N)."""
     blocks = -(-L.shape[2] // B_r)
-    found = np.zeros((2, *L.shape[:2], blocks * B_r))
-    found[0] = -np.inf
-    found[0, :, :, : L.shape[2]] = -L / d**-0.5
-    found[0][np.isposinf(found[0])] = -np.inf
-    found[1, :, :, : L.shape[2]] = np.where(L == -np.inf, 0.0, -D)
-    return found.reshape(2, -1, B_r).swapaxes(0, 1)
+    initial = np.zeros((2, *L.shape[:2], blocks * B_r))
+    initial[0] = -np.inf
+    initial[0, :, :, : L.shape[2]] = -L / d**-0.5
+    initial[0][np.isposinf(initial[0])] = -np.inf
+    initial[1, :, :, : L.shape[2]] = np.where(L == -np.inf, 0.0, -D)
+    return initial.reshape(2, -1, B_r).swapaxes(0, 1)
 
 
-def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, starts=None, turns=False):
+def run_backward(Q, K, V, dO, initial, window, sizes, lengths=None, parts=1, starts=None, turns=False):
     """Run the backward kernel, and return dK and dV, with NaN where nothing was written, and three sums.
 
-    The sums are those of dQ, and with several parts of dK and dV, in the order in which HBM has them. `starting` has
+    The sums are those of dQ, and with several parts of dK and dV, in the order in which HBM has them. `initial` has
     the initial values of S and dP of each row block. Consumers exchange their dS, so each runs twice: first to show its
     dS, then to use the dS of the other. With `turns`, their writers add in turn.
     """
     B_r, d = sizes.B_r, Q.shape[-1]
     k, cu = torch.empty(K.shape, device="meta"), None if starts is None else torch.empty(len(starts[0]), device="meta")
     ragged = launch.ragged(Tensors(k, k, k, key_lengths=lengths, cu_seqlens_q=cu, cu_seqlens_k=cu))
-    place = call_geometry(Q.shape, K.shape, lengths, window, B_r, 128, starts, ragged)
-    T_r, T_c, heads = blocks_of(place.N_q, place, B_r), blocks_of(place.N_k, place, 128), K.size // d // place.N_k
+    call = call_geometry(Q.shape, K.shape, lengths, window, B_r, 128, starts, ragged)
+    T_r, T_c = blocks_per_head(call.N_q, call, B_r), blocks_per_head(call.N_k, call, 128)
+    heads = K.size // d // call.N_k
     dK, dV = np.full(K.shape, np.nan), np.full(V.shape, np.nan)
-    lines = [len(starting) * B_r * sizes.d_pad] + 2 * [T_c * heads * 128 * sizes.d_pad]
+    lines = [len(initial) * B_r * sizes.d_pad] + 2 * [T_c * heads * 128 * sizes.d_pad]
     all_sums = [np.zeros(n) for n in lines]
     Q, dO = DescriptorStub(Q, B_r, sizes.d_pad), DescriptorStub(dO, B_r, sizes.d_pad)
-    K, V, dK_told, dV_told = (DescriptorStub(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
+    K, V, dK_desc, dV_desc = (DescriptorStub(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
     mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
     smem = SimpleNamespace(k=Ring(), v=Ring(), config=sizes, mailbox=mailbox, ds_filled=None)
-    smem.dq, smem.shown = RegisterTile(), {}
-    stages = {name: StageList() for name in ("q", "do", "acc_init", "filled", "emptied")}
+    smem.dq, smem.shown = SharedTile(), {}
+    stages = {name: EndlessStages() for name in ("q", "do", "acc_init", "filled", "emptied")}
     smem.row_blocks = new_aggregate(
         rows.RowBlockPipeline,
         dict(stages, fields=RecordedMailbox(rows.ORDERED_ROW_BLOCK_FIELDS.value, smem.k), B_r=B_r),
@@ -412,12 +405,12 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     smem.row_blocks.load_acc_init = lambda n, which: stages["acc_init"].kept[n][0][None, which]
     smem.row_blocks.wait = lambda n: None
     if parts > 1:
-        dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
+        dK_desc, dV_desc = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
-    smem.semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
-    starting = SimpleNamespace(block_type=DescriptorStub.block_type, fetch=lambda at, x=starting: x[at[0]])
-    COPY_ENGINE.waited = False
-    backward.producer(Q, K, V, dO, starting, smem, blocks, place, T_r, Whole(parts))
+    smem.semaphore = without_turns = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
+    initial = SimpleNamespace(block_type=DescriptorStub.block_type, fetch=lambda at, x=initial: x[at[0]])
+    TMA.waited = False
+    backward.producer(Q, K, V, dO, initial, smem, blocks, call, T_r, GpuInt(parts))
     for smem.shown_all in (False, True):
         for x in (dK, dV):
             x.fill(np.nan)
@@ -428,9 +421,9 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
             row_blocks = ReleaseCounter()
             smem.row_blocks.release = row_blocks.release
             dq_accum = SimpleNamespace(numbers=all_sums[0])
-            smem.semaphore = DqHandover(2 * sizes.W) if turns else at_any_time
-            backward.consumer(c, dK_told, dV_told, dq_accum, smem, place, d**-0.5 / np.log(2))
-            assert not COPY_ENGINE.reading and row_blocks.next == len(smem.row_blocks.fields.sent)
+            smem.semaphore = DqHandover(2 * sizes.W) if turns else without_turns
+            backward.consumer(c, dK_desc, dV_desc, dq_accum, smem, call, d**-0.5 / np.log(2))
+            assert not TMA.reading and row_blocks.next == len(smem.row_blocks.fields.sent)
             assert smem.k.next == len(smem.k.filled) == smem.v.next
             smem.mailbox.was_read()
             if turns:
@@ -458,4 +451,4 @@ def add_tile(x, described, at, buffer):
 
 
 STAND_INS[backward] = dict(exchange_ds=exchange_ds, start_dq=start_dq, add_tile=add_tile)
-STAND_INS[in_order] = dict(to_fragment_order=lambda x: x)
+STAND_INS[semaphores] = dict(to_fragment_order=lambda x: x)

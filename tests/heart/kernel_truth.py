@@ -15,12 +15,12 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"  # where the kernels run: on a GPU, or in the interpreter
 if not GPU and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("Triton was imported without its interpreter")
-hopper = pytest.mark.gpu("Hopper")
-DTYPES, NAN = (torch.float16, torch.bfloat16, torch.float32), float("nan")
+needs_hopper = pytest.mark.gpu("Hopper")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
+def nan_in_empty(monkeypatch):
     """Fill memory from torch.empty with NaN, so that an unwritten output cannot pass."""
     for name in ("empty", "empty_like"):
         make = getattr(torch, name)
@@ -34,12 +34,17 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(torch, name, with_nan)
 
 
-def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, size=1.0, device=DEVICE):
+def random_inputs(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, size=1.0, device=DEVICE):
     """Return q, k and v, which require gradients, and dO. The numbers are the same on every device."""
     draw = torch.Generator().manual_seed(seed)
     shapes = [(batch, heads, N_q, d), (batch, kv_heads, N_k, d), (batch, kv_heads, N_k, d), (batch, heads, N_q, d)]
     q, k, v, dO = (torch.randn(s, generator=draw).to(device, dtype) for s in shapes)
     return (q * size).requires_grad_(), (k * size).requires_grad_(), v.requires_grad_(), dO
+
+
+def ints(*numbers, dtype=torch.int32):
+    """Return numbers as a tensor on the kernels' device."""
+    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
 
 
 def with_gaps(x, dim: int):
@@ -77,7 +82,7 @@ def dropout_mask(p, seed, batch, heads, N_q, N_k, device):
     return torch.tensor((c[0] >= int(p * 2**32)) / (1 - p), device=device)
 
 
-def dense(
+def dense_truth(
     q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, dtype=torch.float64,
     window=None, softcap=None, sinks=None, bias=None,
 ):  # fmt: skip
@@ -88,13 +93,13 @@ def dense(
     factors = dropout_mask(p, seed, batch, heads, N_q, N_k, q.device) if p else None
     dO, dL = dO.to(dtype), None if dL is None else dL.to(dtype)
     if bias is not None:  # a function of (head, row, column) in NumPy
-        place = np.arange(heads)[:, None, None], *oracle.positions(N_q, N_k)
-        bias = torch.from_numpy(np.broadcast_to(bias(*place), (heads, N_q, N_k)) + 0.0).to(q.device)
+        positions = np.arange(heads)[:, None, None], *oracle.positions(N_q, N_k)
+        bias = torch.from_numpy(np.broadcast_to(bias(*positions), (heads, N_q, N_k)) + 0.0).to(q.device)
     return oracle.attention(inputs, dO, seen, scale, factors, dL, softcap, bias)
 
 
-def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.float64, **options):
-    """Return the same as dense() for packed sequences, each computed alone. L is (heads, rows).
+def packed_truth(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.float64, **options):
+    """Return the same as dense_truth() for packed sequences, each computed alone. L is (heads, rows).
 
     The rows after the last sequence see no key, but they see the sinks.
     """
@@ -103,23 +108,23 @@ def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.f
     starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for rows, keys in zip(pairwise([*starts, len(q)]), pairwise([*key_starts, key_starts[-1]]), strict=True):
         rows, keys = slice(*rows), slice(*keys)
-        one = [x[at].transpose(0, 1)[None] for x, at in ((q, rows), (k, keys), (v, keys), (dO, rows))]
-        found = dense(*one, dL=None if dL is None else dL[None, :, rows], dtype=dtype, **options)
-        for whole, at, part in ((O, rows, 0), (dQ, rows, 2), (dK, keys, 3), (dV, keys, 4)):
-            whole[at] = found[part][0].transpose(0, 1)
-        L[:, rows] = found[1][0]
-        dsinks.append(found[5:])
+        sequence = [x[at].transpose(0, 1)[None] for x, at in ((q, rows), (k, keys), (v, keys), (dO, rows))]
+        results = dense_truth(*sequence, dL=None if dL is None else dL[None, :, rows], dtype=dtype, **options)
+        for joined, at, n in ((O, rows, 0), (dQ, rows, 2), (dK, keys, 3), (dV, keys, 4)):
+            joined[at] = results[n][0].transpose(0, 1)
+        L[:, rows] = results[1][0]
+        dsinks.append(results[5:])
     return O, L, dQ, dK, dV, *(sum(each) for each in zip(*dsinks, strict=True))
 
 
-def dense_for(O, q, k, v, dO, dL=None, **options):
-    """Return the same as dense(), except that the gradients are those for this returned O.
+def dense_truth_for(O, q, k, v, dO, dL=None, **options):
+    """Return the same as dense_truth(), except that the gradients are those for this returned O.
 
     The kernels compute D = rowsum(dO ∘ O) from the stored O, which is rounded. PyTorch keeps P and has no such error.
     """
-    truth = dense(q, k, v, dO, dL=dL, **options)
+    truth = dense_truth(q, k, v, dO, dL=dL, **options)
     lost = (dO * (truth[0] - O)).sum(-1)
-    return *truth[:2], *dense(q, k, v, dO, dL=lost if dL is None else dL + lost, **options)[2:]
+    return *truth[:2], *dense_truth(q, k, v, dO, dL=lost if dL is None else dL + lost, **options)[2:]
 
 
 def largest_error(got, want) -> float:
@@ -127,26 +132,25 @@ def largest_error(got, want) -> float:
     got, want = got.detach().double(), want.detach().double()
     if got.shape != want.shape or torch.isnan(got).any() or not torch.equal(torch.isinf(got), torch.isinf(want)):
         return float("inf")
-    off = (got - want).abs()
-    return off[~torch.isinf(want)].max().item() if (~torch.isinf(want)).any() else 0.0
+    errors = (got - want).abs()[~torch.isinf(want)]
+    return errors.max().item() if errors.numel() else 0.0
 
 
-NAMES = ("O", "L", "dQ", "dK", "dV")
-ALL_NAMES = (*NAMES, "dsinks")
-ALLOWED = dict(O=2.0, L=2.0, dQ=3.0, dK=3.0, dV=3.0)  # times torch's own error in the same dtype
+RESULTS = ("O", "L", "dQ", "dK", "dV")
+ALLOWED_RATIO = dict(O=2.0, L=2.0, dQ=3.0, dK=3.0, dV=3.0)  # times torch's own error in the same dtype
 
 
 def check_accuracy(got, truth, torchs, what="", rough=False) -> None:
-    """Assert that errors against float64 are at most ALLOWED times PyTorch's own errors, plus 1e-5.
+    """Assert that errors against float64 are at most ALLOWED_RATIO times PyTorch's own errors, plus 1e-5.
 
     With `rough`, scores are so large that rounding them and L in fp32 costs digits of P, so more is allowed. PyTorch
     subtracts the maximum first and does not lose these digits.
     """
     lost = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item() if rough else 0.0
-    for name, a, t, b in zip(NAMES, got, truth, torchs, strict=False):
+    for name, a, t, b in zip(RESULTS, got, truth, torchs, strict=False):
         mine, theirs = largest_error(a, t), largest_error(b, t)
         size = max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
-        allowed = ALLOWED[name] * theirs + 1e-5 + lost * size
+        allowed = ALLOWED_RATIO[name] * theirs + 1e-5 + lost * size
         assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {what}"
 
 

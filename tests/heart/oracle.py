@@ -42,7 +42,7 @@ def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None,
     return O.detach(), L.detach().masked_fill(empty, -torch.inf), *torch.autograd.grad(loss, inputs)
 
 
-def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None, bias=None):
+def one_head(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None, bias=None):
     """Return (O, L) of one head in NumPy, or with a dO, (O, L, dQ, dK, dV), and with a sink also dsink."""
     one = [torch.tensor(x, dtype=torch.float64)[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO)]
     sinks = [] if sink is None else [torch.tensor([sink], dtype=torch.float64)]

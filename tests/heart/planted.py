@@ -22,12 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-COPIED = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+COPIED_FOLDERS = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
 PYTEST = ("-q", "-x", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not exhaustive and not beside")
-SECONDS = 600
-IMPORTED = ("hypothesis.strategies", "triton.language", "torch._dynamo", "transformers")  # not for each fault
+TIME_LIMIT = 600
+PRELOADED = ("hypothesis.strategies", "triton.language", "torch._dynamo", "transformers")  # not for each fault
 
 
 class Fault(NamedTuple):
@@ -56,13 +56,13 @@ class Fault(NamedTuple):
 
 def faults() -> list[Fault]:
     """Return the faults of planted.txt."""
-    made, part, tests = [], "", ()
-    for line in (HERE / "planted.txt").read_text(encoding="utf-8").splitlines():
+    planted, part, tests = [], "", ()
+    for line in (FOLDER / "planted.txt").read_text(encoding="utf-8").splitlines():
         if head := re.fullmatch(r"\[(\w+)\] (.*)", line):
             part, tests = head[1], tuple(head[2].split())
         elif line:
-            made.append(Fault(part, tests, *(cell.replace("\\n", "\n") for cell in line.split(" || "))))
-    return made
+            planted.append(Fault(part, tests, *(cell.replace("\\n", "\n") for cell in line.split(" || "))))
+    return planted
 
 
 def run(copy: Path, tests: tuple[str, ...]) -> int:
@@ -82,8 +82,8 @@ def run(copy: Path, tests: tuple[str, ...]) -> int:
         import pytest
 
         os._exit(int(pytest.main([*PYTEST, *(f"tests/heart/{test}" for test in tests)])))
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    deadline = time.monotonic() + TIME_LIMIT
+    while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
@@ -98,7 +98,7 @@ def main(parts: list[str]) -> int:
 
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    for name in IMPORTED:
+    for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
 
@@ -106,8 +106,8 @@ def main(parts: list[str]) -> int:
     if {*parts} - {fault.part for fault in planted}:
         raise SystemExit(f"part: got {', '.join(parts)}; it takes {', '.join(sorted({x.part for x in faults()}))}")
     with tempfile.TemporaryDirectory() as folder:
-        copy, unseen = Path(folder), []
-        for name in COPIED:
+        copy, undetected = Path(folder), []
+        for name in COPIED_FOLDERS:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         if run(copy, tuple(dict.fromkeys(test for fault in planted for test in fault.tests))):
@@ -116,19 +116,19 @@ def main(parts: list[str]) -> int:
         for fault in planted:
             try:
                 file, wrong = fault.place(copy)
-            except LookupError as lost:
-                print(f"LOST     {fault.part}: {lost}")
-                unseen.append(fault)
+            except LookupError as problem:
+                print(f"LOST     {fault.part}: {problem}")
+                undetected.append(fault)
                 continue
             right = file.read_text(encoding="utf-8")
             file.write_text(wrong, encoding="utf-8")
             status = run(copy, fault.tests)
             file.write_text(right, encoding="utf-8")
-            seen = "seen" if status else "NOT SEEN"
-            print(f"{seen:8} {fault.part}: {file.relative_to(copy)}: {fault.right!r} → {fault.wrong!r}", flush=True)
-            unseen += [fault] * (seen != "seen")
-    print(f"{len(planted) - len(unseen)} of {len(planted)} seen")
-    return 1 if unseen else 0
+            verdict = "seen" if status else "NOT SEEN"
+            print(f"{verdict:8} {fault.part}: {file.relative_to(copy)}: {fault.right!r} → {fault.wrong!r}", flush=True)
+            undetected += [fault] * (verdict != "seen")
+    print(f"{len(planted) - len(undetected)} of {len(planted)} seen")
+    return 1 if undetected else 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Case:
     def seen(self):
         return oracle.visible(self.N_q, self.N_k, self.causal, self.key_length, self.allowed(), self.window)
 
-    def added(self):
+    def bias_values(self):
         return None if self.bias is None else BIASES[self.bias](*oracle.positions(self.N_q, self.N_k))
 
     def mask(self):
@@ -92,16 +92,17 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
     Z = dropout.z(slice(0, case.N_q), slice(0, case.N_k))
     if Z is not None:
         assert set(np.unique(Z)) <= {0.0, 1 / (1 - case.p)}
-    O, L, *gradients = oracle.dense(Q, K, V, case.seen(), case.scale, Z, dO, case.softcap, case.sink, case.added())
+    truth = case.softcap, case.sink, case.bias_values()
+    O, L, *gradients = oracle.one_head(Q, K, V, case.seen(), case.scale, Z, dO, *truth)
     scoring = dict(tau=case.scale, score_options=ScoreOptions(case.softcap, case.sink))
-    masking = dict(scoring, mask=case.mask())
-    common = dict(masking, dropout=dropout)
+    mask_options = dict(scoring, mask=case.mask())
+    options = dict(mask_options, dropout=dropout)
     blocks = dict(B_r=case.B_r, B_c=case.B_c)
 
-    O_naive, P = naive.forward(Q, K, V, **common)
-    O_1, l, m = fa1.forward(Q, K, V, **blocks, **common)
-    O_2, L_2 = fa2.forward(Q, K, V, **blocks, **common)
-    O_split, L_split = fa2.forward_split_keys(Q, K, V, splits=case.splits, **blocks, **common)
+    O_naive, P = naive.forward(Q, K, V, **options)
+    O_1, l, m = fa1.forward(Q, K, V, **blocks, **options)
+    O_2, L_2 = fa2.forward(Q, K, V, **blocks, **options)
+    O_split, L_split = fa2.forward_split_keys(Q, K, V, splits=case.splits, **blocks, **options)
     with np.errstate(divide="ignore"):
         L_1 = m + np.log(l)
     for name, got, want in [
@@ -115,23 +116,23 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
     ]:
         assert oracle.relative_error(got, want) <= tolerance, (name, oracle.relative_error(got, want), case)
 
-    found = {
+    gradients_of = {
         "naive": naive.backward(Q, K, V, P, dO, **scoring, dropout=dropout),
-        "fa1": fa1.backward(Q, K, V, O_1, l, m, dO, **blocks, **common),
-        "fa2": fa2.backward(Q, K, V, O_2, L_2, dO, **blocks, **common),
+        "fa1": fa1.backward(Q, K, V, O_1, l, m, dO, **blocks, **options),
+        "fa2": fa2.backward(Q, K, V, O_2, L_2, dO, **blocks, **options),
     }
     if case.p == 0:
-        O_lin, L_lin = naive.forward_linear_memory(Q, K, V, **masking)
+        O_lin, L_lin = naive.forward_linear_memory(Q, K, V, **mask_options)
         assert oracle.relative_error(O_lin, O) <= tolerance and oracle.relative_error(L_lin, L) <= tolerance, case
-        found["linear memory"] = naive.backward_linear_memory(Q, K, V, O_lin, L_lin, dO, **masking)
+        gradients_of["linear memory"] = naive.backward_linear_memory(Q, K, V, O_lin, L_lin, dO, **mask_options)
     # The norms of dQ and dK if P ∘ dP took the place of dS = P ∘ (dP − D), so that nothing could cancel
     scale = case.d**-0.5 if case.scale is None else case.scale
     P_dP = scale * P * (np.abs(dO) @ np.abs(V).T)
     uncancelled = dict(dQ=np.linalg.norm(P_dP @ np.abs(K)), dK=np.linalg.norm(P_dP.T @ np.abs(Q)), dV=0.0)
-    for name, got in found.items():
+    for name, got in gradients_of.items():
         for letter, g, want in zip(("dQ", "dK", "dV"), got, gradients, strict=False):
-            found_error = oracle.relative_error(g, want, max(floor, 1e-3 * uncancelled[letter]))
-            assert found_error <= tolerance, (name, letter, found_error, case)
+            error = oracle.relative_error(g, want, max(floor, 1e-3 * uncancelled[letter]))
+            assert error <= tolerance, (name, letter, error, case)
     if case.sink is not None:
-        found_error = abs(sink_backward(case.sink, O_2, L_2, dO) - gradients[3]) / (np.abs(dO * O).sum() or 1.0)
-        assert found_error <= tolerance, ("dsink", found_error, case)
+        error = abs(sink_backward(case.sink, O_2, L_2, dO) - gradients[3]) / (np.abs(dO * O).sum() or 1.0)
+        assert error <= tolerance, ("dsink", error, case)

@@ -22,40 +22,39 @@ import ring_processes as processes  # noqa: E402
 
 from fa2_lab.distributed import ring, ring_attention  # noqa: E402
 
-START = time.perf_counter()
-HALF, BF16 = torch.float16, torch.bfloat16
+START_TIME = time.perf_counter()
+FP16, BF16 = torch.float16, torch.bfloat16
 CASES = [  # heads, K/V heads, N, d, dtype, causal, layout; few kinds of kernels, because each has to be compiled
     (4, 4, 4096, 128, BF16, True, "zigzag"),
     (4, 2, 2048, 128, BF16, True, "contiguous"),
-    (4, 1, 2047, 64, HALF, True, "zigzag"),
+    (4, 1, 2047, 64, FP16, True, "zigzag"),
     (2, 2, 1001, 128, BF16, False, "zigzag"),
-    (6, 3, 777, 64, HALF, False, "contiguous"),
+    (6, 3, 777, 64, FP16, False, "contiguous"),
     (2, 2, 3, 128, BF16, True, "zigzag"),  # on four GPUs one shard is empty
 ]
 
 
-def inputs_of(case):
+def ring_inputs(case):
     """Return q, k, v, dO and dL, which are the same on every rank."""
     heads, kv_heads, N, d, dtype, *_ = case
-    q, k, v, dO = truths.tensors(2, heads, kv_heads, N, N, d, dtype)
+    q, k, v, dO = truths.random_inputs(2, heads, kv_heads, N, N, d, dtype)
     dL = torch.randn(2, heads, N, generator=torch.Generator().manual_seed(1)).to(truths.DEVICE)
     return q.detach(), k.detach(), v.detach(), dO, dL
 
 
-def run_ring(case, group, inputs, **options):
+def run_case(case, group, inputs, **options):
     """Return (O, L, dQ, dK, dV) of the whole sequence, computed by the ring."""
-    return processes.run(inputs, group, causal=case[5], layout=case[6], backend="auto", **options)
+    return processes.run_ring(inputs, group, causal=case[5], layout=case[6], backend="auto", **options)
 
 
 def check_three_runs(case, group, message=ring.MESSAGE_BYTES):
     """Assert that three runs keep to the rule, and that O and L have the same bits in all of them."""
-    inputs, options = inputs_of(case), dict(causal=case[5], scale=-0.2)
-    truth, torchs = (
-        truths.dense(*inputs[:4], dL=inputs[4], dtype=dtype, **options) for dtype in (torch.float64, case[4])
-    )
-    kept, ring.MESSAGE_BYTES = ring.MESSAGE_BYTES, message
-    runs = [run_ring(case, group, inputs, scale=-0.2) for _ in range(3)]
-    ring.MESSAGE_BYTES = kept
+    inputs, options = ring_inputs(case), dict(causal=case[5], scale=-0.2)
+    options["dL"] = inputs[4]
+    truth, torchs = (truths.dense_truth(*inputs[:4], dtype=t, **options) for t in (torch.float64, case[4]))
+    usual_bytes, ring.MESSAGE_BYTES = ring.MESSAGE_BYTES, message
+    runs = [run_case(case, group, inputs, scale=-0.2) for _ in range(3)]
+    ring.MESSAGE_BYTES = usual_bytes
     for got in runs:
         truths.check_accuracy(got, truth, torchs, str(case))
         assert all(map(torch.equal, got[:2], runs[0][:2])), "another run, other bits"
@@ -63,8 +62,8 @@ def check_three_runs(case, group, message=ring.MESSAGE_BYTES):
 
 def check_another_stream(case, group):
     """Assert that the ring waits for inputs that the caller's own stream has not finished writing."""
-    inputs = inputs_of(case)
-    want = run_ring(case, group, inputs)
+    inputs = ring_inputs(case)
+    want = run_case(case, group, inputs)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -72,7 +71,7 @@ def check_another_stream(case, group):
         torch.cuda._sleep(50_000_000)
         for x, y in zip(late, inputs, strict=True):
             x.copy_(y)
-        got = run_ring(case, group, late)
+        got = run_case(case, group, late)
     stream.synchronize()
     assert all(map(torch.equal, got[:2], want[:2])), "another stream, other bits"
     errors = [truths.largest_error(x, y) / y.abs().max().item() for x, y in zip(got, want, strict=True)]
@@ -81,7 +80,7 @@ def check_another_stream(case, group):
 
 def check_different_dtypes(case, group):
     """Assert that every rank raises an error at once if one rank has another dtype, and that the next call works."""
-    q = torch.randn(1, 2, 64, 64, device=truths.DEVICE, dtype=HALF if dist.get_rank(group) == 1 else BF16)
+    q = torch.randn(1, 2, 64, 64, device=truths.DEVICE, dtype=FP16 if dist.get_rank(group) == 1 else BF16)
     start = time.perf_counter()
     try:
         ring_attention(q, q, q, group, timeout=30.0)
@@ -101,11 +100,8 @@ def run_task(number, task, case, group, *more):
         print(f"rank {dist.get_rank()}: {task.__name__} {case} {more}\n{traceback.format_exc()}", flush=True)
         return False
     if dist.get_rank() == 0:
-        seconds = time.perf_counter() - START
-        print(
-            f"ok {number}: {task.__name__}, {dist.get_world_size(group)} GPUs, {case} {more}, {seconds:.0f} s",
-            flush=True,
-        )
+        seconds, gpus = time.perf_counter() - START_TIME, dist.get_world_size(group)
+        print(f"ok {number}: {task.__name__}, {gpus} GPUs, {case} {more}, {seconds:.0f} s", flush=True)
     return True
 
 
@@ -113,20 +109,19 @@ def main():
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", timeout=timedelta(seconds=150), device_id=torch.device("cuda", rank))
-    world, number, well = dist.get_world_size(), count(1), True
+    world, number, all_passed = dist.get_world_size(), count(1), True
     for size in sorted({min(2, world), world}):
         group = dist.new_group(range(size))
         if dist.get_rank() < size:
-            tasks = [(check_three_runs, case) for case in CASES] + [
-                (check_three_runs, CASES[0], 2**16),
-                (check_another_stream, CASES[0]),
-            ]
+            tasks = [(check_three_runs, case) for case in CASES]
+            tasks += [(check_three_runs, CASES[0], 2**16), (check_another_stream, CASES[0])]
             tasks += [(check_different_dtypes, CASES[0])] if size > 1 else []
-            well = all([run_task(next(number), task, case, group, *more) for task, case, *more in tasks]) and well
+            passed = [run_task(next(number), task, case, group, *more) for task, case, *more in tasks]
+            all_passed = all(passed) and all_passed
         dist.barrier()
-    print(f"rank {dist.get_rank()}: {'all check_three_runs' if well else 'WRONG'}", flush=True)
+    print(f"rank {dist.get_rank()}: {'all passed' if all_passed else 'WRONG'}", flush=True)
     dist.destroy_process_group()
-    return 0 if well else 1
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

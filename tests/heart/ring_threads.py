@@ -14,16 +14,16 @@ from fa2_lab.distributed.shard import join_shards
 from fa2_lab.reference import shards
 
 
-class Threaded(rings.RingCall):
+class ThreadedRing(rings.RingCall):
     """A ring that passes blocks through queues."""
 
     def pass_on(self, block, what, source):
         self.group[(self.rank + 1) % self.size, what].put(block)
         incoming = [(*x.shape[:2], self.lengths[source], x.shape[3]) for x in block]
-        return Arriving(self.group[self.rank, what], incoming)
+        return ArrivingBlock(self.group[self.rank, what], incoming)
 
 
-class Arriving:
+class ArrivingBlock:
     """A transfer: the block that will arrive at the other end of a link."""
 
     def __init__(self, link, shapes):
@@ -35,7 +35,7 @@ class Arriving:
         return [x.clone() for x in block]
 
 
-def run(size, work):
+def run_threads(size, run_rank):
     """Run work(rank, links) in a thread per rank, and return the results in order."""
     links = {(rank, what): Queue() for rank in range(size) for what in ("K V", "dK dV")}
     results, failures = [None] * size, []
@@ -43,7 +43,7 @@ def run(size, work):
     def task(rank):
         try:
             with torch.no_grad():
-                results[rank] = work(rank, links)
+                results[rank] = run_rank(rank, links)
         except BaseException as failure:
             failures.append(failure)
             for link in links.values():
@@ -59,25 +59,25 @@ def run(size, work):
     return results
 
 
-def ring_of(rank, links, lengths, layout, causal, scale, on_triton):
+def make_ring(rank, links, lengths, layout, causal, scale, on_triton):
     options = dict(group=links, rank=rank, lengths=tuple(lengths), layout=layout, causal=causal, scale=scale)
-    return Threaded(**options, timeout=60.0, call_number=0, on_triton=on_triton)
+    return ThreadedRing(**options, timeout=60.0, call_number=0, on_triton=on_triton)
 
 
-def whole(parts, lengths, layout):
+def joined(parts, lengths, layout):
     """Return the shards (batch, heads, N, …) of all ranks joined to one tensor."""
     return join_shards([part.movedim(2, 0) for part in parts], lengths, layout).movedim(0, 2)
 
 
-def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):
+def run_ring(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):
     """Return (O, L, dQ, dK, dV) of whole tensors, which are sharded, sent round and joined. dO or dL may be None."""
-    places = shards.pieces(lengths, layout)
+    pieces = shards.pieces(lengths, layout)
 
-    def work(rank, links):
-        ring = ring_of(rank, links, lengths, layout, causal, scale, on_triton)
-        mine = (x if x is None else torch.cat([x[:, :, p] for p in places[rank]], 2) for x in (q, k, v, dO, dL))
-        q_, k_, v_, dO_, dL_ = mine
+    def run_rank(rank, links):
+        ring = make_ring(rank, links, lengths, layout, causal, scale, on_triton)
+        own = (x if x is None else torch.cat([x[:, :, p] for p in pieces[rank]], 2) for x in (q, k, v, dO, dL))
+        q_, k_, v_, dO_, dL_ = own
         O, L = rings.all_heads_forward(ring, q_, k_, v_, rings.first_half(ring, q_, k_, v_))
         return O, L, *rings.all_heads_backward(ring, dO_, dL_, q_, k_, v_, O, L)
 
-    return [whole(parts, lengths, layout) for parts in zip(*run(len(lengths), work), strict=True)]
+    return [joined(parts, lengths, layout) for parts in zip(*run_threads(len(lengths), run_rank), strict=True)]

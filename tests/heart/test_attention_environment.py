@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_cases import check, kernels, poisoned  # noqa: F401 (two are fixtures)
-from kernel_truth import DEVICE, NAMES, largest_error, run_with_gradients, tensors
+from attention_cases import check_attention, kernels, nan_in_empty  # noqa: F401 (two are fixtures)
+from kernel_truth import DEVICE, RESULTS, largest_error, random_inputs, run_with_gradients
 
 from fa2_lab.api import checks
 from fa2_lab.api.attention import attention
@@ -21,13 +21,14 @@ from fa2_lab.kernels import launches, triton_versions
 # Where it runs ------------------------------------------------------------------------------------------------
 
 
-WORK, WORK_NOT = [("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.5.2")], [("3.6.0", "2.4.0"), ("3.5.1", "2.3.5")]
+COMPATIBLE = [("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.5.2")]
+INCOMPATIBLE = [("3.6.0", "2.4.0"), ("3.5.1", "2.3.5")]
 
 
-@pytest.mark.parametrize("triton, numpy", WORK + WORK_NOT)
+@pytest.mark.parametrize("triton, numpy", COMPATIBLE + INCOMPATIBLE)
 def test_incompatible_triton_and_numpy_versions_are_reported(triton, numpy, monkeypatch):
     sentence = triton_versions.version_conflict(triton, numpy)
-    assert (sentence == "") == ((triton, numpy) in WORK)
+    assert (sentence == "") == ((triton, numpy) in COMPATIBLE)
     assert (triton_versions.version_conflict(triton, numpy, interpreted=False) == "") == (triton != "3.5.1")
     monkeypatch.setattr(checks.interpreter, "version_conflict", lambda: sentence)
     monkeypatch.setattr(checks.interpreter, "is_enabled", lambda: True)
@@ -36,7 +37,7 @@ def test_incompatible_triton_and_numpy_versions_are_reported(triton, numpy, monk
     assert not sentence or triton in str(refused.value)
 
 
-FORKING = """import io, json, os, sys, torch, traceback
+RUN_IN_FORKS = """import io, json, os, sys, torch, traceback
 for code in json.loads(sys.argv[1]):
     said, write = os.pipe()
     if os.fork() == 0:
@@ -53,45 +54,48 @@ for code in json.loads(sys.argv[1]):
 """
 
 
-def python(*codes: str) -> list[tuple[int, str]]:
+def run_python(*codes: str) -> list[tuple[int, str]]:
     """Run each code in a process without a GPU that has already imported torch, and return (exit status, stderr)."""
     env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="")
-    command = [sys.executable, "-c", FORKING, json.dumps(codes)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=True)
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    command = [sys.executable, "-c", RUN_IN_FORKS, json.dumps(codes)]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=True)
+    return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
 
 
-CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend={!r}) for _ in 'ab']"
-AUTO, TRITON = CALL.format("auto"), CALL.format("triton")
+DENSE_CODE = (
+    "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend={!r}) for _ in 'ab']"
+)
+AUTO_CODE, TRITON_CODE = DENSE_CODE.format("auto"), DENSE_CODE.format("triton")
 
 
 def test_backend_with_triton_installed_missing_or_imported_first():
     hide, first = "import sys; sys.modules['triton'] = None; ", "import triton; "
-    codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON, hide + CALL.format("portable"))
-    fine, early, early_auto, without_auto, without, without_portable = python(*codes)
+    codes = (TRITON_CODE, first + TRITON_CODE, first + AUTO_CODE)
+    codes += (hide + AUTO_CODE, hide + TRITON_CODE, hide + DENSE_CODE.format("portable"))
+    fine, early, early_auto, without_auto, without, without_portable = run_python(*codes)
     if not triton_versions.version_conflict(metadata.version("triton"), metadata.version("numpy")):
         assert fine[0] == 0, fine
         assert fine[1].count("interpreter") == 1 and len(fine[1].strip().splitlines()) == 1
     assert early[0] == 1 and "import fa2_lab.kernels before triton" in early[1]
     assert early_auto == (0, "")
     assert without_auto[0] == 0
-    for status, said in (without, without_portable):
-        assert status == 1 and "Triton is not installed" in said
+    for status, stderr in (without, without_portable):
+        assert status == 1 and "Triton is not installed" in stderr
 
 
-DRIVER = """import pathlib
+PRETEND_DRIVER = """import pathlib
 real = pathlib.Path.exists
 pathlib.Path.exists = lambda path, **options: str(path) == "/dev/nvidiactl" or real(path, **options)
 """
-PACKED = """import torch, fa2_lab
+PACKED_CODE = """import torch, fa2_lab
 q, starts = torch.ones(2, 1, 16), torch.tensor([0, 2], dtype=torch.int32)
 fa2_lab.attention_packed(q, q, q, starts, starts, backend="triton")
 """
-PAGED = """import torch, fa2_lab
+PAGED_CODE = """import torch, fa2_lab
 q, pages, one = torch.ones(1, 1, 1, 16), torch.ones(1, 1, 1, 16), torch.ones(1, dtype=torch.int32)
 fa2_lab.attention_paged(q, pages, pages, 0 * one[None], one, backend="triton")
 """
-RUNG = """import torch
+RUNG_CODE = """import torch
 from fa2_lab.kernels import ladder
 q = torch.ones(1, 1, 2, 64, dtype=torch.float16)
 ladder.load("11").forward(q, q, q, causal=True)
@@ -101,9 +105,9 @@ ladder.load("11").forward(q, q, q, causal=True)
 def test_first_call_is_interpreted_if_there_is_a_driver_without_a_gpu():
     if triton_versions.version_conflict(metadata.version("triton"), metadata.version("numpy")):
         pytest.skip("these versions of Triton and NumPy cannot interpret")
-    calls = dict(attention=TRITON, packed=PACKED, paged=PAGED, rung=RUNG)
-    found = dict(zip(calls, python(*(DRIVER + code for code in calls.values())), strict=True))
-    assert {name: said for name, (status, said) in found.items() if status} == {}
+    calls = dict(attention=TRITON_CODE, packed=PACKED_CODE, paged=PAGED_CODE, rung=RUNG_CODE)
+    outcomes = dict(zip(calls, run_python(*(PRETEND_DRIVER + code for code in calls.values())), strict=True))
+    assert {name: stderr for name, (status, stderr) in outcomes.items() if status} == {}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")
@@ -111,24 +115,24 @@ def test_patched_interpreter_matches_tritons_bit_for_bit(monkeypatch):
     from triton import language
     from triton.runtime import interpreter as inside
 
-    def looks() -> int:
+    def count_patches() -> int:
         """Return how often a call patches triton.language, and assert that it is unchanged after the call."""
         seen, before, look = [], dict(vars(language)), inside._patch_builtin
         with monkeypatch.context() as watched:
             watched.setattr(inside, "_patch_builtin", lambda *given: seen.append(given) or look(*given))
-            found.append(
-                run_with_gradients(attention, *tensors(1, 2, 1, 20, 30, 16), causal=True, dropout_p=0.2, seed=3)
+            results.append(
+                run_with_gradients(attention, *random_inputs(1, 2, 1, 20, 30, 16), causal=True, dropout_p=0.2, seed=3)
             )
         assert vars(language) == before
         return len(seen)
 
-    found = []
-    quickly = looks()
+    results = []
+    fast = count_patches()
     for name in ("_patch_lang", "_get_np_dtype"):
         monkeypatch.setattr(inside, name, getattr(inside, name).__wrapped__)
     monkeypatch.setattr(inside.interpreter_builder, "options", inside.InterpreterOptions())
-    assert looks() > 10 * quickly > 0
-    assert all(map(torch.equal, *found))
+    assert count_patches() > 10 * fast > 0
+    assert all(map(torch.equal, *results))
 
 
 def test_interpreter_with_other_internals_is_not_patched(monkeypatch):
@@ -153,7 +157,7 @@ def test_launch_selects_the_gpu_of_its_tensors(current, monkeypatch):
 
 
 @pytest.fixture
-def same_bits(kernels):  # noqa: F811
+def deterministic(kernels):  # noqa: F811
     """Ask PyTorch for deterministic algorithms if a GPU's own kernels run, whose gradients else differ in rounding."""
     torch.use_deterministic_algorithms(kernels == "chosen")
     yield
@@ -166,18 +170,17 @@ def same_bits(kernels):  # noqa: F811
     *[((4, 4, 2, 500, 460, d), causal, torch.bfloat16) for d in (48, 64, 96, 128) for causal in (False, True)],
     ((60, 4, 4, 128, 128, 128), False, torch.float16),  # many blocks at once
 ], ids=str)  # fmt: skip
-def test_attention_is_bitwise_reproducible(shape, causal, dtype, same_bits):
-    q, k, v, dO = tensors(*shape, dtype)
+def test_attention_is_bitwise_reproducible(shape, causal, dtype, deterministic):
+    q, k, v, dO = random_inputs(*shape, dtype)
     first = run_with_gradients(attention, q, k, v, dO, causal=causal)
     for _ in range(150):
-        for name, a, b in zip(NAMES, first, run_with_gradients(attention, q, k, v, dO, causal=causal), strict=True):
-            assert torch.equal(a, b), name
+        assert all(map(torch.equal, run_with_gradients(attention, q, k, v, dO, causal=causal), first))
 
 
 @pytest.mark.gpu
 def test_batch_may_exceed_the_grid_limit_of_65535():
-    q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
-    check(q, k, v, dO, causal=True)
+    q, k, v, dO = random_inputs(70000, 1, 1, 3, 5, 16, torch.float16)
+    check_attention(q, k, v, dO, causal=True)
 
 
 @pytest.mark.gpu
@@ -187,11 +190,11 @@ def test_strides_may_exceed_int32(pitch):
     q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
     want = run_with_gradients(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
     if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
-        big = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
-        views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in big]
+        memory = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
+        views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in memory]
     else:  # rows 2^26 elements apart
-        big = torch.empty(64, 2**26, device=DEVICE, dtype=torch.float16)
-        views = [big[None, None, :, slot * 128 : slot * 128 + 128] for slot in range(3)]
+        memory = torch.empty(64, 2**26, device=DEVICE, dtype=torch.float16)
+        views = [memory[None, None, :, slot * 128 : slot * 128 + 128] for slot in range(3)]
     for view, x in zip(views, (q, k, v), strict=True):
         view.copy_(x.expand_as(view))
     views = [x.detach().requires_grad_() for x in views]
@@ -210,7 +213,7 @@ def test_tensors_may_have_more_than_2_to_the_31_elements():
 
 @pytest.mark.gpu
 def test_cuda_graph_replay_draws_a_new_dropout_seed():
-    q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
+    q, k, v, dO = random_inputs(2, 4, 2, 100, 120, 64, torch.float16)
 
     def step():
         O = attention(q, k, v, causal=True, dropout_p=0.1)
@@ -232,11 +235,11 @@ def test_cuda_graph_replay_draws_a_new_dropout_seed():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("N_q, N_k, d", ((100, 100, 64), (1, 300, 64), (700, 700, 128)))
 def test_attention_runs_on_a_gpu_that_is_not_current(N_q, N_k, d):
-    here = tensors(1, 2, 2, N_q, N_k, d, torch.bfloat16)
+    here = random_inputs(1, 2, 2, N_q, N_k, d, torch.bfloat16)
     there = [x.detach().to("cuda:1").requires_grad_() for x in here]
     want = run_with_gradients(attention, *here)
     for _ in range(3):  # Triton launches the first, and is passed by later
-        for name, a, b in zip(NAMES, run_with_gradients(attention, *there), want, strict=True):
+        for name, a, b in zip(RESULTS, run_with_gradients(attention, *there), want, strict=True):
             assert a.device == there[0].device
             assert largest_error(a.cpu(), b.cpu()) <= (0 if name in "OL" else 1e-2), name
         assert torch.cuda.current_device() == 0
@@ -245,11 +248,10 @@ def test_attention_runs_on_a_gpu_that_is_not_current(N_q, N_k, d):
 @pytest.mark.gpu
 def test_attention_allocates_only_O_L_and_D(kernels):  # noqa: F811
     """On Hopper, dQ's sums in fp32 besides."""
-    q, k, v = (
-        torch.randn(1, 16, 65536, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
-    )
+    options = dict(device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = (torch.randn(1, 16, 65536, 128, **options) for _ in range(3))
     dO = torch.randn_like(q)
-    small = tensors(1, 16, 16, 128, 128, 128, torch.bfloat16)
+    small = random_inputs(1, 16, 16, 128, 128, 128, torch.bfloat16)
     run_with_gradients(attention, *small)
     gc.collect()
     torch.cuda.synchronize()

@@ -21,7 +21,7 @@ from fa2_lab.tools import command, tour
 from fa2_lab.tools.tour import STAGES, Skipped, Stage
 
 
-def width(text: str) -> int:
+def display_width(text: str) -> int:
     """Return the number of a terminal's columns that a line takes. Chinese characters take two each."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
@@ -37,35 +37,35 @@ def test_tour_passes_for_all_numpy_stages(capsys):
     out, err = capsys.readouterr()
     assert f"All {len(NUMPY_STAGES)} stages that ran agree" in out
     assert out.count(" ok\n") == len(NUMPY_STAGES) and "notebooks/00_start.ipynb" in out
-    assert max(map(width, out.splitlines())) <= 80
+    assert max(map(display_width, out.splitlines())) <= 80
     assert err == "", "no progress bar where nobody watches"
 
 
 def test_tour_table_shows_the_traced_element_counts():
-    asked = [stage for stage in NUMPY_STAGES if stage.name in ("FA1 forward", "FA2 forward")]
-    rows = {stage.name: tour.line(tour.run(stage)).split()[3:6] for stage in asked}
+    stages = [stage for stage in NUMPY_STAGES if stage.name in ("FA1 forward", "FA2 forward")]
+    rows = {stage.name: tour.line(tour.run(stage)).split()[3:6] for stage in stages}
     n, d, T_r, T_c = tour.N, tour.D_HEAD, 8, 16
-    moved = (n * d + 2 * n) + 2 * n * d + T_c * (3 * n * d + 4 * n), 2 * n * d + n + T_r * 2 * n * d
-    for name, hbm in zip(("fa1", "fa2"), moved, strict=True):
-        form = io_model.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
-        work = hbm, 4 * n * n * d, form.total() - form["matmul"]
+    hbm_elements = (n * d + 2 * n) + 2 * n * d + T_c * (3 * n * d + 4 * n), 2 * n * d + n + T_r * 2 * n * d
+    for name, hbm in zip(("fa1", "fa2"), hbm_elements, strict=True):
+        operations = io_model.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
+        work = hbm, 4 * n * n * d, operations.total() - operations["matmul"]
         assert rows[f"{name.upper()} forward"] == [*map(tour.short, work)]
     assert [tour.short(x) for x in (0, 0.25, 1234, 999_600, 1_234_567)] == ["0", "0.25", "1.23k", "1M", "1.23M"]
 
 
-def broken(trace):
+def failing_stage(trace):
     raise RuntimeError("no such kernel\nand a long story")
 
 
-def skipping(trace):
+def skipped_stage(trace):
     raise Skipped("it is Sunday")
 
 
 @pytest.mark.parametrize("run, status, words", [
     (lambda trace: [(np.full(3, 1.01), np.ones(3))], 1, ["WRONG", "Wrong: x"]),
     (lambda trace: [(np.full(3, np.nan), np.ones(3)), (np.ones(3), np.ones(3))], 1, ["WRONG", "Wrong: x"]),
-    (broken, 1, ["FAILED: RuntimeError: no such kernel\n", "Wrong: x"]),
-    (skipping, 0, ["skipped: it is Sunday", "All 0 stages that ran"]),
+    (failing_stage, 1, ["FAILED: RuntimeError: no such kernel\n", "Wrong: x"]),
+    (skipped_stage, 0, ["skipped: it is Sunday", "All 0 stages that ran"]),
 ])  # fmt: skip
 def test_tour_fails_for_a_wrong_stage_but_not_for_a_skipped_one(run, status, words, capsys):
     assert tour.tour((Stage("x", run),)) == status
@@ -88,10 +88,10 @@ def test_triton_stages_run_or_say_why_they_are_skipped():
         "from fa2_lab.tools.tour import STAGES, run\n"
         "for stage in STAGES[-2:]: r = run(stage); print(r.ok, r.device, r.note)"
     )
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
-    rows = [row.split(maxsplit=1) for row in done.stdout.splitlines()]
-    assert [ok for ok, _ in rows] == ["True", "True"], done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    rows = [row.split(maxsplit=1) for row in result.stdout.splitlines()]
+    assert [ok for ok, _ in rows] == ["True", "True"], result.stdout + result.stderr
+    assert "skipped" not in result.stdout
 
 
 # The other commands -------------------------------------------------------------------------------------------
@@ -112,11 +112,11 @@ def test_where_prints_files_and_algorithms(capsys):
 def test_errata_command_prints_a_table_and_each_entry(capsys):
     assert command.main(["errata"]) == 0
     out = capsys.readouterr().out
-    assert out.count("  differ\n") == len(ERRATA) and max(map(width, out.splitlines())) <= 80
+    assert out.count("  differ\n") == len(ERRATA) and max(map(display_width, out.splitlines())) <= 80
     for name, erratum in ERRATA.items():
         assert command.main(["errata", name]) == 0
         out = capsys.readouterr().out
-        assert max(map(width, out.splitlines())) <= 80
+        assert max(map(display_width, out.splitlines())) <= 80
         for text in (erratum.source, erratum.claim, erratum.why, erratum.instead, erratum.met):
             assert " ".join(text.split()) in " ".join(out.split()), name
         tags = ", ".join(tag for tag, (_, line) in paper.LINES.items() if name in line.errata)
@@ -134,9 +134,10 @@ def test_errata_command_fails_if_a_check_accepts_both_versions(monkeypatch, caps
 def test_glossary_command_prints_terms_within_80_columns(capsys):
     assert command.main(["glossary"]) == 0
     out = capsys.readouterr().out
-    assert "线程束" in out and max(map(width, out.splitlines())) <= 80
-    found = dict(warp="线程束", lane="appendix A, figures/row_reduction", tau="[number, argument]", wgmma="chapter 12a")
-    for name, words in found.items():
+    assert "线程束" in out and max(map(display_width, out.splitlines())) <= 80
+    words_of = dict(warp="线程束", lane="appendix A, figures/row_reduction", tau="[number, argument]")
+    words_of |= dict(wgmma="chapter 12a")
+    for name, words in words_of.items():
         assert command.main(["glossary", name]) == 0
         out = capsys.readouterr().out
         assert words in out and out.count("→") == 1, "one term alone"
@@ -198,7 +199,7 @@ def test_entry_points_in_pyproject_can_be_imported():
 # How commands end ---------------------------------------------------------------------------------------------
 
 
-REFUSED = {
+ERRORS_OF_COMMANDS = {
     "where FA2.A1.L99": "lines 1 to 17",
     "where --sass": "got --sass and no tag; it takes a line, such as FA2.A1.L9",
     "where --all": "got --all and no tag",
@@ -219,17 +220,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", ERRORS_OF_COMMANDS)
 def test_unknown_names_are_refused_with_one_line(line, capsys):
     assert command.main(line.split()) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("fa2-lab: ") and REFUSED[line] in err and len(err.splitlines()) == 1
+    assert out == "" and err.startswith("fa2-lab: ") and ERRORS_OF_COMMANDS[line] in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "why, status", [({}, 0), ({"fa2_lab": "wrong: error 1.0e+00"}, 1), ({"x": "not installed"}, 0)]
-)
-def test_bench_exit_status_reports_wrong_results(why, status, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("failures, status", [({}, 0), ({"fa2_lab": "wrong: error 1"}, 1), ({"x": "not installed"}, 0)])
+def test_bench_exit_status_reports_wrong_results(failures, status, monkeypatch, tmp_path, capsys):
     from bench_records import MACHINE, new_row
 
     from fa2_lab.records import Record
@@ -237,23 +236,23 @@ def test_bench_exit_status_reports_wrong_results(why, status, monkeypatch, tmp_p
     from fa2_studio.bench.compare import Plan
 
     row = new_row()
-    row.failed = why
+    row.failed = failures
     monkeypatch.setattr(suites, "smoke", lambda: Plan(Record("smoke", MACHINE, "by hand", rows=[row])))
     assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status
 
 
-def interrupted(*arguments, **options):
+def interrupt(*arguments, **options):
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name, function", [("where", "command.show_where"), ("doctor", "doctor.main")])
 def test_ctrl_c_exits_every_command_with_status_130(name, function, monkeypatch, capsys):
-    monkeypatch.setattr(f"fa2_lab.tools.{function}", interrupted)
+    monkeypatch.setattr(f"fa2_lab.tools.{function}", interrupt)
     assert command.main([name]) == 130
     assert capsys.readouterr().err == ""
 
 
-SIGNAL_IN_ROW_THREE = """
+INTERRUPT_THIRD_ROW = """
 import os, signal, sys
 from fa2_lab.tools import command
 from fa2_studio.bench import suites
@@ -269,24 +268,25 @@ sys.exit(command.main(sys.argv[1:]))
 """
 
 
-def started(call):
+def start_interruptible(call):
     """Start a process that reacts to Ctrl-C, even if the process of the tests ignores it."""
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return subprocess.Popen(call, **pipes, start_new_session=True, preexec_fn=listens)
 
 
-def hidden(folder):
+def hidden_files(folder):
     """Return the incomplete files in a folder, whose names begin with a full stop."""
     return [file for file in folder.iterdir() if file.name.startswith(".")]
 
 
 def test_ctrl_c_in_bench_keeps_finished_rows_and_names_missing_ones(tmp_path):
-    process = started([sys.executable, "-c", SIGNAL_IN_ROW_THREE, "bench", "smoke", "--folder", str(tmp_path)])
+    call = [sys.executable, "-c", INTERRUPT_THIRD_ROW, "bench", "smoke", "--folder", str(tmp_path)]
+    process = start_interruptible(call)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()
-    kept = json.loads((tmp_path / "bench_smoke.json").read_text(encoding="utf-8"))
-    assert (len(kept["rows"]), len(kept["missing"]), hidden(tmp_path)) == (2, 10, [])
+    record = json.loads((tmp_path / "bench_smoke.json").read_text(encoding="utf-8"))
+    assert (len(record["rows"]), len(record["missing"]), hidden_files(tmp_path)) == (2, 10, [])
 
 
 # As a process -------------------------------------------------------------------------------------------------
@@ -295,8 +295,8 @@ def test_ctrl_c_in_bench_keeps_finished_rows_and_names_missing_ones(tmp_path):
 def test_commands_run_in_an_ascii_terminal():
     environment = os.environ | dict(LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     call = [sys.executable, "-m", "fa2_lab", "where", "FA1.A2.L15"]
-    done = subprocess.run(call, capture_output=True, env=environment, timeout=60)
-    assert done.returncode == 0 and done.stderr == b"" and b"fa1.py:" in done.stdout
+    result = subprocess.run(call, capture_output=True, env=environment, timeout=60)
+    assert result.returncode == 0 and result.stderr == b"" and b"fa1.py:" in result.stdout
 
 
 def test_closed_stdout_is_not_an_error():
@@ -308,5 +308,5 @@ def test_closed_stdout_is_not_an_error():
         "figures --help | true",
     ):
         shell = f"{sys.executable} -m fa2_lab {call}; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, b""), call
+        result = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, b""), call

@@ -15,7 +15,7 @@ if not torch.distributed.is_available():
 
 import ring_processes as processes  # noqa: E402
 import ring_threads as threads  # noqa: E402
-from kernel_truth import DEVICE, GPU, check_accuracy, dense, largest_error, tensors  # noqa: E402
+from kernel_truth import DEVICE, GPU, check_accuracy, dense_truth, largest_error, random_inputs  # noqa: E402
 
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
 from fa2_lab.distributed.group import GLOO_GROUPS, HEADER_BYTES, encode_header  # noqa: E402
@@ -24,11 +24,11 @@ from fa2_lab.machine import ring as model  # noqa: E402
 from fa2_lab.reference import shards  # noqa: E402
 from fa2_lab.reference.online_softmax import SoftmaxState  # noqa: E402
 
-EXACT = 2e-6  # fp32, computed in float64 and rounded at every merge
+FP32_TOLERANCE = 2e-6  # fp32, computed in float64 and rounded at every merge
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
+def nan_in_new_memory(monkeypatch):
     """Make PyTorch fill new memory with NaN, so that unwritten results are noticed."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     before = torch.are_deterministic_algorithms_enabled()
@@ -37,16 +37,20 @@ def poisoned(monkeypatch):
     torch.use_deterministic_algorithms(before)
 
 
-def inputs_of(heads, kv_heads, N, d, dtype=torch.float32, size=1.0, device="cpu"):
+def ring_inputs(heads, kv_heads, N, d, dtype=torch.float32, size=1.0, device="cpu"):
     """Return q, k, v, dO and dL, by default on the CPU, where ranks use gloo and compute with PyTorch."""
-    q, k, v, dO = (x.detach() for x in tensors(2, heads, kv_heads, N, N, d, dtype, size=size, device=device))
+    q, k, v, dO = (x.detach() for x in random_inputs(2, heads, kv_heads, N, N, d, dtype, size=size, device=device))
     return q, k, v, dO, torch.randn(2, heads, N, generator=torch.Generator().manual_seed(3)).to(device)
 
 
-def truth_of(inputs, dtype=torch.float64, **options):
+def true_results(inputs, dtype=torch.float64, **options):
     """Return O, L and the gradients for the whole sequence on one device."""
     *qkv, dL = inputs
-    return dense(*qkv, dL=dL, dtype=dtype, **options)
+    return dense_truth(*qkv, dL=dL, dtype=dtype, **options)
+
+
+def max_error(results, truth) -> float:
+    return max(largest_error(got, want) for got, want in zip(results, truth, strict=True))
 
 
 # Processes: everything at once, in one start ------------------------------------------------------------------------
@@ -55,26 +59,26 @@ CASES = {}
 for size, causal, layout in product((1, 2, 3, 4), (False, True), shards.LAYOUTS):
     for N in (13, 3):
         name = f"{size} ranks, {'causal' if causal else 'full'}, {layout}, {N} rows"
-        CASES[name] = size, inputs_of(4, 2, N, 8), dict(causal=causal, layout=layout)
-CASES["negative scale"] = 3, inputs_of(2, 1, 11, 8), dict(causal=True, layout="zigzag", scale=-0.7)
-CASES["scale 0"] = 2, inputs_of(2, 1, 11, 8), dict(causal=True, layout="zigzag", scale=0.0)
-CASES["huge scores"] = 4, inputs_of(2, 1, 23, 8, size=40.0), dict(causal=True, layout="zigzag")
+        CASES[name] = size, ring_inputs(4, 2, N, 8), dict(causal=causal, layout=layout)
+CASES["negative scale"] = 3, ring_inputs(2, 1, 11, 8), dict(causal=True, layout="zigzag", scale=-0.7)
+CASES["scale 0"] = 2, ring_inputs(2, 1, 11, 8), dict(causal=True, layout="zigzag", scale=0.0)
+CASES["huge scores"] = 4, ring_inputs(2, 1, 23, 8, size=40.0), dict(causal=True, layout="zigzag")
 if not GPU:
-    CASES["kernels"] = 3, inputs_of(2, 1, 19, 16), dict(causal=True, layout="zigzag", backend="triton")
+    CASES["kernels"] = 3, ring_inputs(2, 1, 19, 16), dict(causal=True, layout="zigzag", backend="triton")
 
 
 @pytest.fixture(scope="module")
-def answers():
-    return processes.launch(processes.all_cases, 4, CASES)
+def results():
+    return processes.run_ranks(processes.run_cases, 4, CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ring_results_equal_those_of_one_device(name, answers):
+def test_ring_results_equal_those_of_one_device(name, results):
     size, inputs, options = CASES[name]
-    truth = truth_of(inputs, causal=options["causal"], scale=options.get("scale"))
-    floor = 1e-3 if name == "huge scores" else EXACT  # there L, in fp32, is coarse
+    truth = true_results(inputs, causal=options["causal"], scale=options.get("scale"))
+    floor = 1e-3 if name == "huge scores" else FP32_TOLERANCE  # there L, in fp32, is coarse
     for rank in range(size):
-        found = answers[rank][name]
+        found = results[rank][name]
         assert isinstance(found, dict), found
         pairs = zip(found["results"], truth, strict=True)
         errors = [largest_error(got, want) / max(1.0, want.abs().max().item()) for got, want in pairs]
@@ -82,24 +86,22 @@ def test_ring_results_equal_those_of_one_device(name, answers):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "13 rows" in name])
-def test_ring_sends_the_bytes_that_the_model_predicts(name, answers):
+def test_ring_sends_the_bytes_that_the_model_predicts(name, results):
     size, _, _ = CASES[name]
     lengths = shards.even_lengths(13, size)
     for rank in range(size):
         options = dict(kv_heads=2 * 2, d=8, itemsize=4)  # two sequences in the batch
-        forward, backward = (
-            model.bytes_sent(lengths, rank, direction, **options) for direction in ("forward", "backward")
-        )
-        both = {what: forward.get(what, 0) + n for what, n in backward.items()}
-        assert answers[rank][name]["sent"] == both
+        forward, backward = (model.bytes_sent(lengths, rank, x, **options) for x in ("forward", "backward"))
+        total = {what: forward.get(what, 0) + n for what, n in backward.items()}
+        assert results[rank][name]["sent"] == total
 
 
 def test_ring_works_in_a_device_mesh():
-    inputs = inputs_of(2, 2, 9, 8)
-    truth = truth_of(inputs, causal=True)
-    for by_line, by_row, refused, uneven in processes.launch(processes.meshes, 4, inputs):
+    inputs = ring_inputs(2, 2, 9, 8)
+    truth = true_results(inputs, causal=True)
+    for by_line, by_row, refused, uneven in processes.run_ranks(processes.run_on_meshes, 4, inputs):
         for found in (by_line, by_row):
-            assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+            assert max_error(found, truth) < FP32_TOLERANCE
         assert "mesh: got a DeviceMesh of 2 dimensions; it takes one" in refused
         assert uneven.tolist() == 3 * [2 * [0] + 3 * [1] + 4 * [2] + 5 * [3]]
 
@@ -108,48 +110,48 @@ def test_ring_works_in_a_device_mesh():
 
 
 @pytest.fixture(scope="module")
-def told():
-    return processes.launch(processes.disagreements, 3)
+def outcomes():
+    return processes.run_ranks(processes.run_disagreements, 3)
 
 
 @pytest.mark.parametrize("fault", processes.FAULTS)
-def test_every_rank_raises_if_one_call_is_wrong(fault, told):
+def test_every_rank_raises_if_one_call_is_wrong(fault, outcomes):
     _, message = processes.FAULTS[fault]
     for rank in range(3):
-        kind, text, seconds = told[rank][fault]
+        kind, text, seconds = outcomes[rank][fault]
         assert kind == ("ValueError" if fault == "refused" and rank == 1 else "Disagreement"), (kind, text)
         assert message in text and seconds < 5
 
 
 # What a rank does, in order: between the start of a transfer and its arrival a kernel runs, under which it hides.
-FORWARD = ["kernel", "wait", *["start K V", "kernel", "arrive"] * 2, "kernel"]
-BACKWARD = ["wait", "start K V", "kernel", "arrive", "start K V", "kernel", "start dK dV", "arrive"]
-BACKWARD += ["kernel", "arrive", "start dK dV", "kernel", "arrive"]
+FORWARD_ACTIONS = ["kernel", "wait", *["start K V", "kernel", "arrive"] * 2, "kernel"]
+BACKWARD_ACTIONS = ["wait", "start K V", "kernel", "arrive", "start K V", "kernel", "start dK dV", "arrive"]
+BACKWARD_ACTIONS += ["kernel", "arrive", "start dK dV", "kernel", "arrive"]
 
 
-def test_ring_overlaps_compute_and_sends_nothing_unneeded(told):
+def test_ring_overlaps_compute_and_sends_nothing_unneeded(outcomes):
     for rank in range(3):
-        did = told[rank]["did"]
-        assert did["afterwards"] == FORWARD and did["and back"] == FORWARD + BACKWARD
+        did = outcomes[rank]["actions"]
+        assert did["afterwards"] == FORWARD_ACTIONS and did["and back"] == FORWARD_ACTIONS + BACKWARD_ACTIONS
         for fault in processes.FAULTS:
             refuses = fault == "refused" and rank == 1
             assert did[fault] == (["wait"] if refuses else ["kernel", "wait"]), (rank, fault)
 
 
-def test_ring_recovers_after_a_kernel_raises(told):
+def test_ring_recovers_after_a_kernel_raises(outcomes):
     for rank in range(3):
-        assert told[rank]["kernel"][0] == "ZeroDivisionError"
-        assert told[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
+        assert outcomes[rank]["kernel"][0] == "ZeroDivisionError"
+        assert outcomes[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
 
 
-def test_ranks_in_different_calls_are_reported(told):
+def test_ranks_in_different_calls_are_reported(outcomes):
     calls = r"call: rank 0, 2: '.* call (\d)'; rank 1: '.* call (?!\1)\d'"
     for rank in range(3):
-        kind, text, _ = told[rank]["unshard"]
+        kind, text, _ = outcomes[rank]["unshard"]
         assert kind == "Disagreement" and "other_dimensions: rank 0, 2: [1, 2, 4]; rank 1: [1, 2, 5]" in text
-        assert "layout: rank 0, 2: 'zigzag'; rank 1: 'contiguous'" in told[rank]["joined otherwise"][1]
-        assert "dtype: rank 0, 2: 'torch.float32'; rank 1: 'torch.float64'" in told[rank]["as doubles"][1]
-        kind, text, _ = told[rank]["backward"]
+        assert "layout: rank 0, 2: 'zigzag'; rank 1: 'contiguous'" in outcomes[rank]["joined otherwise"][1]
+        assert "dtype: rank 0, 2: 'torch.float32'; rank 1: 'torch.float64'" in outcomes[rank]["as doubles"][1]
+        kind, text, _ = outcomes[rank]["backward"]
         assert kind == "Disagreement" and re.search(calls, text)
 
 
@@ -158,9 +160,9 @@ def test_ranks_in_different_calls_are_reported(told):
     ("no tensor", "TypeError", "x: got NoneType"),
     ("bad layout", "ValueError", "layout: got 'ring'"),
 ])  # fmt: skip
-def test_every_rank_raises_if_unshard_refuses_an_argument(fault, error, says, told):
+def test_every_rank_raises_if_unshard_refuses_an_argument(fault, error, says, outcomes):
     for rank in range(3):
-        kind, text, seconds = told[rank][fault]
+        kind, text, seconds = outcomes[rank][fault]
         assert kind == (error if rank == 1 else "Disagreement") and says in text and seconds < 5
 
 
@@ -169,56 +171,56 @@ def test_refusal_of_any_length_fits_the_header():
     assert len(header) == HEADER_BYTES and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
 
 
-DEATHS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "skips_backward", "another_group"]
+EVENTS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "skips_backward", "another_group"]
 
 
 @pytest.fixture(scope="module")
-def left():
+def survivors():
     """Return {event: the errors on the remaining ranks}. All events run at the same time, since ranks mostly wait."""
-    happen = [*DEATHS, "never_comes"]
-    with ThreadPoolExecutor(len(happen)) as pool:
-        tasks = {name: pool.submit(processes.launch, getattr(processes, name), 3) for name in happen}
+    events = [*EVENTS, "skips_calls"]
+    with ThreadPoolExecutor(len(events)) as pool:
+        tasks = {name: pool.submit(processes.run_ranks, getattr(processes, name), 3) for name in events}
         return {name: task.result() for name, task in tasks.items()}
 
 
-@pytest.mark.parametrize("death", DEATHS)
-def test_surviving_ranks_get_an_error_within_15_seconds(death, left):
-    for kind, text, seconds in left[death][: 3 if death == "another_group" else 2]:
+@pytest.mark.parametrize("event", EVENTS)
+def test_surviving_ranks_get_an_error_within_15_seconds(event, survivors):
+    for kind, text, seconds in survivors[event][: 3 if event == "another_group" else 2]:
         assert kind.endswith("Error") and seconds < 15, (kind, text, seconds)
-        assert "did not hear from all others" in text or death == "dies_within"
+        assert "did not hear from all others" in text or event == "dies_within"
 
 
-def test_ring_refuses_a_group_that_has_lost_a_rank(left):
-    for (first, text, waited), (again, then, seconds) in left["never_comes"][:2]:
+def test_ring_refuses_a_group_that_has_lost_a_rank(survivors):
+    for (first, text, waited), (again, then, seconds) in survivors["skips_calls"][:2]:
         assert first == again == "RuntimeError" and "within 3 s" in text and waited < 15 and seconds < 1
         assert "earlier call" in then and "did not hear" not in then
 
 
 # Threads: any lengths, kernels, turns of heads ------------------------------------------------------------------------
 
-LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [0, 9], [3, 6, 2, 2], [2, 2, 2, 2, 3]]
+SHARD_LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [0, 9], [3, 6, 2, 2], [2, 2, 2, 2, 3]]
 
 
-def by_threads(inputs, lengths, layout, causal, on_triton=False):
-    return threads.attention(*inputs, lengths, layout, causal, inputs[0].shape[3] ** -0.5, on_triton)
+def run_in_threads(inputs, lengths, layout, causal, on_triton=False):
+    return threads.run_ring(*inputs, lengths, layout, causal, inputs[0].shape[3] ** -0.5, on_triton)
 
 
 @pytest.mark.parametrize("layout", shards.LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("lengths", SHARD_LENGTHS, ids=str)
 def test_ring_matches_float64_for_any_shard_lengths(lengths, causal, layout):
-    inputs = inputs_of(6, 3, sum(lengths), 8)
-    found, truth = by_threads(inputs, lengths, layout, causal), truth_of(inputs, causal=causal)
-    assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+    inputs = ring_inputs(6, 3, sum(lengths), 8)
+    found, truth = run_in_threads(inputs, lengths, layout, causal), true_results(inputs, causal=causal)
+    assert max_error(found, truth) < FP32_TOLERANCE
 
 
 def test_ring_splits_large_messages_by_heads(monkeypatch):
-    lengths, inputs = [5, 6, 2], inputs_of(6, 3, 13, 8)
+    lengths, inputs = [5, 6, 2], ring_inputs(6, 3, 13, 8)
     monkeypatch.setattr(ring, "MESSAGE_BYTES", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
-    some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
-    assert ring.head_chunks(some, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
-    found, truth = by_threads(inputs, lengths, "zigzag", True), truth_of(inputs, causal=True)
-    assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+    threaded_ring = threads.make_ring(0, {}, lengths, "zigzag", True, 1.0, False)
+    assert ring.head_chunks(threaded_ring, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
+    found, truth = run_in_threads(inputs, lengths, "zigzag", True), true_results(inputs, causal=True)
+    assert max_error(found, truth) < FP32_TOLERANCE
 
 
 @pytest.mark.parametrize("backend, excluded", [("portable", True), ("triton", False)])
@@ -230,12 +232,12 @@ def test_ring_passes_backend_to_every_kernel_call(backend, excluded, monkeypatch
     def pass_on(self, block, what, source):
         return ring.Transfer([torch.zeros_like(x) for x in block], block, [])
 
-    found = []
+    exclusions = []
     for direction in ("forward", "backward"):
         kernels = getattr(ring.operators, direction)
 
         def recorded(*given, kernels=kernels):
-            found.append(given[-1].exclude_hopper)
+            exclusions.append(given[-1].exclude_hopper)
             return kernels(*given)
 
         monkeypatch.setattr(ring.operators, direction, recorded)
@@ -244,51 +246,53 @@ def test_ring_passes_backend_to_every_kernel_call(backend, excluded, monkeypatch
     monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 2)
     monkeypatch.setattr(ring.dist, "get_rank", lambda group: 1)
     monkeypatch.setattr(ring.RingCall, "pass_on", pass_on)
-    q, k, v, *_ = (x.requires_grad_() for x in inputs_of(1, 1, 6, 16, device=DEVICE))
+    q, k, v, *_ = (x.requires_grad_() for x in ring_inputs(1, 1, 6, 16, device=DEVICE))
     ring_attention(q, k, v, backend=backend).sum().backward()
-    assert found == 6 * [excluded]  # the two halves of the own block and the other rank's block, forward and backward
+    # The two halves of the own block and the other rank's block, forward and backward
+    assert exclusions == 6 * [excluded]
 
 
-def within_the_rule(inputs, lengths, on_triton):
+def check_in_threads(inputs, lengths, on_triton):
     """Assert that results of several ranks, whose parts are rounded before the merge, keep to the accuracy rule."""
-    found = by_threads(inputs, lengths, "zigzag", True, on_triton)
-    check_accuracy(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=inputs[0].dtype))
+    found = run_in_threads(inputs, lengths, "zigzag", True, on_triton)
+    check_accuracy(found, true_results(inputs, causal=True), true_results(inputs, causal=True, dtype=inputs[0].dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_ring_in_half_precision_is_as_accurate_as_one_device(dtype):
-    within_the_rule(inputs_of(2, 1, 61, 16, dtype), [16, 15, 15, 15], on_triton=False)
+    check_in_threads(ring_inputs(2, 1, 61, 16, dtype), [16, 15, 15, 15], on_triton=False)
 
 
 @pytest.mark.gpu
 def test_ring_kernels_on_four_ranks_are_as_accurate_as_one_device():
     """The kernels of four ranks that share a GPU; ring_gpu.py asks several GPUs."""
-    within_the_rule(inputs_of(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
+    check_in_threads(ring_inputs(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
 
 
 def test_ring_accepts_a_gradient_of_O_or_of_L_alone():
-    *qkv, dO, dL = inputs_of(4, 2, 13, 8)
-    for name, given, as_zeros in (("L", (None, dL), (0 * dO, dL)), ("O", (dO, None), (dO, 0 * dL))):
-        found, truth = by_threads((*qkv, *given), [5, 6, 2], "zigzag", True), truth_of((*qkv, *as_zeros), causal=True)
-        assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT, (
-            f"a loss of {name} alone"
+    *qkv, dO, dL = ring_inputs(4, 2, 13, 8)
+    for name, gradients, zero_filled in (("L", (None, dL), (0 * dO, dL)), ("O", (dO, None), (dO, 0 * dL))):
+        found, truth = (
+            run_in_threads((*qkv, *gradients), [5, 6, 2], "zigzag", True),
+            true_results((*qkv, *zero_filled), causal=True),
         )
+        assert max_error(found, truth) < FP32_TOLERANCE, f"a loss of {name} alone"
 
 
 def test_ring_sends_and_accumulates_gradients_in_fp32(monkeypatch):
     sent, summed = set(), set()
 
-    def pass_on(some_ring, block, what, source, real=threads.Threaded.pass_on):
+    def pass_on(self, block, what, source, real=threads.ThreadedRing.pass_on):
         sent.update((what, x.dtype) for x in block)
-        return real(some_ring, block, what, source)
+        return real(self, block, what, source)
 
     def add(seen, part, *sums, real=ring.add_gradients):
         summed.update(x.dtype for x in sums)
         return real(seen, part, *sums)
 
-    monkeypatch.setattr(threads.Threaded, "pass_on", pass_on)
+    monkeypatch.setattr(threads.ThreadedRing, "pass_on", pass_on)
     monkeypatch.setattr(ring, "add_gradients", add)
-    by_threads(inputs_of(2, 1, 12, 8, torch.bfloat16), [4, 4, 4], "zigzag", True)
+    run_in_threads(ring_inputs(2, 1, 12, 8, torch.bfloat16), [4, 4, 4], "zigzag", True)
     assert sent == {("K V", torch.bfloat16), ("dK dV", torch.float32)}
     assert summed == {torch.float32}
 
@@ -321,10 +325,8 @@ def test_ring_state_equals_the_numpy_reference(on_triton, device):
     state.finalize((rows, O_, L_), O[:, 1:4], L[:, 1:4])
     for b, h in np.ndindex(2, 3):
         o, l = want[b][h].finalize()
-        assert (
-            largest_error(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5
-            and largest_error(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
-        )
+        assert largest_error(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5
+        assert largest_error(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
 
 
@@ -341,7 +343,7 @@ def test_ring_states_of_two_lengths_merge_the_same_part():
 
 
 @pytest.fixture
-def alone(tmp_path):
+def one_rank(tmp_path):
     """Make a process group of only this process."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
@@ -349,18 +351,18 @@ def alone(tmp_path):
     GLOO_GROUPS.clear()
 
 
-def test_ring_of_one_rank_equals_attention(alone):
-    inputs = inputs_of(2, 1, 7, 8)
-    found = processes.run(inputs, None, layout="zigzag", causal=True, scale=-0.3)
-    truth = truth_of(inputs, causal=True, scale=-0.3)
-    assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+def test_ring_of_one_rank_equals_attention(one_rank):
+    inputs = ring_inputs(2, 1, 7, 8)
+    found = processes.run_ring(inputs, None, layout="zigzag", causal=True, scale=-0.3)
+    truth = true_results(inputs, causal=True, scale=-0.3)
+    assert max_error(found, truth) < FP32_TOLERANCE
     x = torch.arange(7)
     assert torch.equal(unshard(shard(x, dim=0), dim=0), x)
     with pytest.raises(ValueError, match=r"^dim: got 1; it takes a whole number from -1 to 0"):
         unshard(x, dim=1)
 
 
-SHORT = torch.zeros(1, 2, 4, 8)
+FOUR_ROWS = torch.zeros(1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -373,12 +375,12 @@ SHORT = torch.zeros(1, 2, 4, 8)
         (dict(mesh=3), TypeError, "mesh: got 3; it takes a 1-D DeviceMesh, a ProcessGroup"),
         (dict(causal=1), TypeError, "causal: got 1; it takes True or False"),
         (dict(scale="1"), TypeError, "scale: got '1'"),
-        (dict(k=SHORT, v=SHORT), ValueError, "a shard has as many keys as queries, 5"),
+        (dict(k=FOUR_ROWS, v=FOUR_ROWS), ValueError, "a shard has as many keys as queries, 5"),
         (dict(backend="cuda"), ValueError, "backend: got 'cuda'"),
         (dict(q=None), TypeError, "q: got NoneType; it takes a torch.Tensor"),
     ],
 )
-def test_ring_rejects_bad_input_by_name(alone, changes, error, message):
+def test_ring_rejects_bad_input_by_name(one_rank, changes, error, message):
     usual = {name: torch.zeros(1, 2, 5, 8) for name in "qkv"}
     with pytest.raises(error, match=message.replace("(", r"\(").replace(")", r"\)")):
         ring_attention(**usual | changes)
@@ -387,7 +389,7 @@ def test_ring_rejects_bad_input_by_name(alone, changes, error, message):
             unshard(usual["q"], **changes)
 
 
-def test_ring_rejects_a_scale_beyond_fp32(alone):
+def test_ring_rejects_a_scale_beyond_fp32(one_rank):
     q, k, v = torch.zeros(3, 1, 2, 5, 8, device=DEVICE)
     with pytest.raises(ValueError, match="scale: got -1e\\+39; it takes at most 1e30"):
         ring_attention(q, k, v, scale=-1e39)

@@ -8,10 +8,10 @@ import pytest
 from fa2_lab.errata import ERRATA, SOURCES, Erratum, cases, measure
 from fa2_lab.paper import LINES
 
-every = pytest.mark.parametrize("erratum", ERRATA.values(), ids=ERRATA)
+for_each_erratum = pytest.mark.parametrize("erratum", ERRATA.values(), ids=ERRATA)
 
 
-@every
+@for_each_erratum
 def test_erratum_check_tells_wrong_from_right(erratum):
     verdict = measure(erratum)
     assert verdict.told_apart and erratum.check(erratum.right())
@@ -22,12 +22,12 @@ def test_erratum_check_tells_wrong_from_right(erratum):
         assert erratum.id in LINES[f"{paper}.A{algorithm}.L{line}"][1].errata
 
 
-def nudged(result, part: int, step: float):
+def perturbed(result, part: int, step: float):
     """Return a result with one number changed by more than any tolerance and less than any erratum changes it."""
     if isinstance(result, tuple):
         sizes = [np.size(x) for x in result]
         k = next(k for k in range(len(sizes)) if part < sum(sizes[: k + 1]))
-        return tuple(nudged(x, part - sum(sizes[:k]), step) if n == k else x for n, x in enumerate(result))
+        return tuple(perturbed(x, part - sum(sizes[:k]), step) if n == k else x for n, x in enumerate(result))
     if isinstance(result, str):
         return result + "!"
     array = np.array(result)
@@ -38,14 +38,14 @@ def nudged(result, part: int, step: float):
     return array if array.ndim else array.item()
 
 
-@every
+@for_each_erratum
 def test_erratum_check_fails_if_any_number_changes(erratum):
     """dQ, dK and S where they are claimed, and not dQ alone."""
     right = erratum.right()
     count = sum(map(np.size, right)) if isinstance(right, tuple) else np.size(right)
     step = 2e-3 if erratum.id == "article-exp-cost" else 1e-6  # its truth comes from a datasheet of three digits
     for part in range(count):
-        assert not erratum.check(nudged(right, part, step)), f"number {part} of {count} may be off"
+        assert not erratum.check(perturbed(right, part, step)), f"number {part} of {count} may be off"
 
 
 def test_erratum_needs_a_more_accurate_right_version():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from examined import enough_time, grouped, hidden, names, of_torch, safe, scores  # noqa: F401 — a fixture
+from examined import enough_time, grouped_attention, mask_later, names, scores, sdpa_with_backend, softmax  # noqa: F401 — a fixture
 from torch.nn.attention import SDPBackend
 
 import fa2_lab
@@ -20,7 +20,7 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import Answer, explain
 from fa2_lab.reference import heads
 
-KNOBS = {name: m for name, m in CATALOGUE.items() if m.edits}
+EDITS = {name: m for name, m in CATALOGUE.items() if m.edits}
 
 
 OUTPUTS = {"conventions": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", "dK", "dV")}
@@ -29,18 +29,18 @@ OUTPUTS = {"conventions": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", 
 CASES = [(case, {}) for case in all_cases(quick=True)]  # with the variants of each, which all answers share
 
 
-def answers(name: str, B: int = 16) -> list[Answer]:
+def answers_with(name: str, B: int = 16) -> list[Answer]:
     """Return the answers of a function with one mistake, or with none if name is "", with the noise of float32."""
-    noise, part = np.random.default_rng(0), CATALOGUE[name].part if name else "gradients"
+    rng, part = np.random.default_rng(0), CATALOGUE[name].part if name else "gradients"
     B = {"B": B, "B bits": B, "sides": (64, 16), "parts": (4, 1)}.get(CATALOGUE[name].depends_on, 0) if name else 0
-    found = []
+    answers = []
     for case, variants in CASES:
         gradients = case.gradients and part in ("conventions", "gradients")
         outputs = attention(case, [name] if name else [], B, gradients=gradients)
-        kept = {x: y for x, y in outputs.items() if case.gradients or x in "OL"}
-        noisy = {x: y * (1 + 1e-7 * noise.uniform(-1, 1, y.shape)) for x, y in kept.items()}
-        found.append(Answer(case, noisy, variants=variants))
-    return found
+        results = {x: y for x, y in outputs.items() if case.gradients or x in "OL"}
+        noisy = {x: y * (1 + 1e-7 * rng.uniform(-1, 1, y.shape)) for x, y in results.items()}
+        answers.append(Answer(case, noisy, variants=variants))
+    return answers
 
 
 @pytest.mark.parametrize("part", ["O", "L", "gradients"])
@@ -48,9 +48,9 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
     """Each case divides the groups of mistakes that gave the same numbers so far, until every group has one name."""
     weights = np.random.default_rng(1).standard_normal(10**5)
     sizes = {"B": (4, 16, 64), "B bits": (16,), "sides": ((64, 16),), "parts": ((4, 1), (3, 0), (OPEN, 16))}
-    forms = [("", 0)] + [
+    variants = [("", 0)] + [
         (name, B)
-        for name, m in KNOBS.items()
+        for name, m in EDITS.items()
         for B in sizes.get(m.depends_on, (0,))
         if m.part == part or (part == "O" and m.part == "conventions")
     ]
@@ -60,7 +60,7 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
         flat = [np.nan_to_num(outputs[x].ravel(), nan=7.0, posinf=9.0, neginf=-9.0) for x in OUTPUTS[part]]
         return tuple(float(np.round(np.tanh(y / 9) @ weights[: y.size], 6)) for y in flat)
 
-    groups = [forms]
+    groups = [variants]
     for case in [x for x in all_cases() if x.q.shape[2] < 300]:
         divided = {}
         for n, group in enumerate(groups):
@@ -74,36 +74,36 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
 
 @pytest.mark.parametrize("part", OUTPUTS)
 def test_each_mistake_is_named(part):
-    assert explain(answers("")) == []
-    for name in [x for x, m in KNOBS.items() if m.part == part and x != "L-rounded"]:  # which only 16 bits show
-        found = explain(answers(name), tiles=(4, 16, 64))
-        assert [x.name for x in found] == [name], f"{name}: {[(x.name, x.where, x.others) for x in found]}"
+    assert explain(answers_with("")) == []
+    for name in [x for x, m in EDITS.items() if m.part == part and x != "L-rounded"]:  # which only 16 bits show
+        findings = explain(answers_with(name), tiles=(4, 16, 64))
+        assert [x.name for x in findings] == [name], f"{name}: {[(x.name, x.where, x.others) for x in findings]}"
 
 
-def planted(*names: str):
+def mistaken(*names: str):
     """Return a forward pass with these mistakes and most options, or if they are in gradients, a backward pass."""
 
-    def asked(q, k, v, dO, **options):
+    def case_of(q, k, v, dO, **options):
         return AttentionCase("", q, k, v, dO, {x: y for x, y in options.items() if y is not None and y is not False})
 
     def forward(q, k, v, causal=False, scale=None, softcap=None, window=None):
-        case = asked(q, k, v, 0 * q, causal=causal, scale=scale, softcap=softcap, window=window)
+        case = case_of(q, k, v, 0 * q, causal=causal, scale=scale, softcap=softcap, window=window)
         found = attention(case, names, B=16)
         return found["O"], found["L"]
 
     def backward(q, k, v, dO, causal=False):
-        found = attention(asked(q, k, v, dO, causal=causal), names, B=16, gradients=True)
+        found = attention(case_of(q, k, v, dO, causal=causal), names, B=16, gradients=True)
         return found["dQ"], found["dK"], found["dV"]
 
     return backward if names and CATALOGUE[names[0]].part == "gradients" else forward
 
 
-WRONG = "o-not-rescaled", "window-left-long", "L-base-2", "D-missing"
+MISTAKES = "o-not-rescaled", "window-left-long", "L-base-2", "D-missing"
 
 
-@pytest.mark.parametrize("wrong", [*WRONG, "scale-missing causal-strict"])
+@pytest.mark.parametrize("wrong", [*MISTAKES, "scale-missing causal-strict"])
 def test_a_function_with_a_mistake_is_examined(wrong):
-    report = examine(planted(*wrong.split()), quick=True)
+    report = examine(mistaken(*wrong.split()), quick=True)
     assert names(report) == wrong.split() and not report.is_right
 
 
@@ -113,8 +113,8 @@ class Planted(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal, name):
         ctx.save_for_backward(q, k, v)
-        ctx.backward_of = partial(planted(name), causal=causal)
-        return torch.tensor(planted()(*(x.double().numpy() for x in (q, k, v)), causal=causal)[0], dtype=q.dtype)
+        ctx.backward_of = partial(mistaken(name), causal=causal)
+        return torch.tensor(mistaken()(*(x.double().numpy() for x in (q, k, v)), causal=causal)[0], dtype=q.dtype)
 
     @staticmethod
     def backward(ctx, dO):
@@ -141,7 +141,7 @@ def reference(q, k, v, causal=False, window=None, softcap=None, sinks=None, scal
     return heads.forward(q, k, v, stage="fa2", B_r=16, B_c=8, **options)
 
 
-def written_with_loops(q, k, v, causal=False, sm_scale=None, BLOCK=16):
+def tiled_attention(q, k, v, causal=False, sm_scale=None, BLOCK=16):
     """Return O, (batch, N, heads, d), computed by a loop over tiles of keys, with PyTorch's own gradients."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     (_, _, N_q, d), N_k = q.shape, k.shape[2]
@@ -170,67 +170,67 @@ class Layer(torch.nn.Module):
         return torch.softmax(s if attn_mask is None else s + attn_mask, -1) @ v
 
 
-RIGHT = {
+RIGHT_FUNCTIONS = {
     "a layer": (Layer(16), dict(quick=True)),
-    "torch's definition in fp16": (of_torch(SDPBackend.MATH), dict(dtype="float16")),
-    "torch's definition in bf16": (of_torch(SDPBackend.MATH), dict(dtype="bfloat16")),
+    "torch's definition in fp16": (sdpa_with_backend(SDPBackend.MATH), dict(dtype="float16")),
+    "torch's definition in bf16": (sdpa_with_backend(SDPBackend.MATH), dict(dtype="bfloat16")),
     "torch's call": (F.scaled_dot_product_attention, {}),
     "our reference": (reference, dict(library="numpy")),
-    "a loop over tiles": (written_with_loops, {}),
-    "the right knobs": (planted(), {}),
+    "a loop over tiles": (tiled_attention, {}),
+    "the right knobs": (mistaken(), {}),
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", RIGHT_FUNCTIONS)
 def test_correct_functions_have_no_findings(name):
-    function, options = RIGHT[name]
+    function, options = RIGHT_FUNCTIONS[name]
     report = examine(function, **options)
     assert report.is_right, names(report)
     assert ("corner-top-left" in names(report)) == ("torch" in name)
     assert ("(batch, N, heads, d)" in report.how) == ("loop" in name)
 
 
-def of_einsum(q, k, v, causal=False, softmax_scale=None):
+def einsum_attention(q, k, v, causal=False, softmax_scale=None):
     s = torch.einsum("bnhd,bmhd->bhnm", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
-    return torch.einsum("bhnm,bmhd->bnhd", safe(hidden(s) if causal else s), v)
+    return torch.einsum("bhnm,bmhd->bnhd", softmax(mask_later(s) if causal else s), v)
 
 
-def with_a_sink(q, k, v, sinks=None, causal=True):
-    s = hidden(scores(q, k)) if causal else scores(q, k)
+def sink_attention(q, k, v, sinks=None, causal=True):
+    s = mask_later(scores(q, k)) if causal else scores(q, k)
     column = torch.full((1, len(s[0]), 1, 1), -1e30) if sinks is None else sinks.reshape(1, -1, 1, 1)
     return torch.cat([s, column.expand(*s.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
 
 
-def of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k):
+def packed_attention(q, k, v, cu_seqlens_q, cu_seqlens_k):
     out = torch.zeros_like(q)
     for a, b, c, d in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False):
-        out[a:b] = grouped(*(x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])))[0].transpose(0, 1)
+        out[a:b] = grouped_attention(*(x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])))[0].transpose(0, 1)
     return out
 
 
-def of_pages(chosen):
+def paged_attention(pages_of):
     """Return attention over a paged cache, in which batch entry b reads the pages chosen(block_table, b)."""
 
     def paged(q, k_cache, v_cache, block_table, cache_seqlens):
         out = []
         for b, n in enumerate(cache_seqlens.tolist()):
-            k, v = (x[chosen(block_table, b)].flatten(0, 1)[None, :n].transpose(1, 2) for x in (k_cache, v_cache))
-            out.append(grouped(q[b : b + 1].transpose(1, 2), k, v).transpose(1, 2))
+            k, v = (x[pages_of(block_table, b)].flatten(0, 1)[None, :n].transpose(1, 2) for x in (k_cache, v_cache))
+            out.append(grouped_attention(q[b : b + 1].transpose(1, 2), k, v).transpose(1, 2))
         return torch.cat(out)
 
     return paged
 
 
-def of_alibi(sign):
+def alibi_attention(sign):
     def biased(q, k, v, causal=False, alibi_slopes=None):
         s, ahead = scores(q, k), torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
         s = s if alibi_slopes is None else s + sign * alibi_slopes[:, None, None] * ahead.abs()
-        return safe(hidden(s) if causal else s) @ v
+        return softmax(mask_later(s) if causal else s) @ v
 
     return biased
 
 
-POSITIONS = """import torch
+POSITIONS_SOURCE = """import torch
 def numbered(q, k, v, causal=True):
     row, col = (torch.arange(x.shape[2], dtype=q.dtype) for x in (q, k))
     s = q @ k.mT * q.shape[-1] ** -0.5
@@ -238,21 +238,21 @@ def numbered(q, k, v, causal=True):
     return torch.nan_to_num(s.masked_fill(causal & ahead, -torch.inf).softmax(-1)) @ v"""
 
 
-exec(POSITIONS, module := {})  # a module without Triton kernels, whose interpreter does not take bf16
+exec(POSITIONS_SOURCE, module := {})  # a module without Triton kernels, whose interpreter does not take bf16
 
 
-of_positions = module["numbered"]
+position_attention = module["numbered"]
 
 
-class Dropped(torch.autograd.Function):
+class Dropout(torch.autograd.Function):
     """Attention with dropout. Its backward pass draws factors again, from the seed `again`, or uses none if None."""
 
     @staticmethod
     def forward(ctx, q, k, v, p, again):
         ctx.save_for_backward(q, k, v)
         ctx.how = p, again
-        P = safe(scores(q, k))
-        return P * Dropped.factors(P, p, 0) @ v
+        P = softmax(scores(q, k))
+        return P * Dropout.factors(P, p, 0) @ v
 
     @staticmethod
     def factors(P, p, seed):
@@ -261,17 +261,17 @@ class Dropped(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO):
         (q, k, v), (p, again) = ctx.saved_tensors, ctx.how
-        P, dP = safe(scores(q, k)), dO @ v.mT
-        Z = Dropped.factors(P, p, again) if again is not None else torch.ones_like(P)
+        P, dP = softmax(scores(q, k)), dO @ v.mT
+        Z = Dropout.factors(P, p, again) if again is not None else torch.ones_like(P)
         dS = P * (Z * dP - (P * Z * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         return dS @ k, dS.mT @ q, (P * Z).mT @ dO, None, None
 
 
-def of_dropout(again):
-    return lambda q, k, v, dropout_p=0.0: Dropped.apply(q, k, v, dropout_p, again)
+def dropout_attention(again):
+    return lambda q, k, v, dropout_p=0.0: Dropout.apply(q, k, v, dropout_p, again)
 
 
-def of_splits(q, k, v):
+def split_keys(q, k, v):
     parts = [
         (scores(q, x).softmax(-1) @ y, scores(q, x).logsumexp(-1, keepdim=True))
         for x, y in zip(k.tensor_split(3, 2), v.tensor_split(3, 2), strict=True)
@@ -281,7 +281,7 @@ def of_splits(q, k, v):
     return sum((L - top).exp() * o for o, L in parts)
 
 
-def of_tall_tiles(q, k, v, causal=False, B_r=32, B_c=16):
+def tall_tiles(q, k, v, causal=False, B_r=32, B_c=16):
     """Return O with a mistake: within a tile, the mask counts keys from the tile's first key.
 
     A row block visits two tiles on its diagonal, so that the mistake shows.
@@ -290,82 +290,82 @@ def of_tall_tiles(q, k, v, causal=False, B_r=32, B_c=16):
     row, col = torch.arange(N_q)[:, None], torch.arange(N_k)
     last = (row // B_r * B_r + B_r).clamp(max=N_q) - 1 + N_k - N_q
     shown = (col // B_c * B_c <= last) & (col % B_c <= row + N_k - N_q)
-    return safe(s.masked_fill(~shown, -torch.inf) if causal else s) @ v
+    return softmax(s.masked_fill(~shown, -torch.inf) if causal else s) @ v
 
 
-def of_whole_mask(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
+def whole_pack_mask(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
     """Return packed attention with a mistake: the causal mask counts from the pack's start, not the sequence's."""
     ends, s = (cu_seqlens_q, cu_seqlens_k), scores(q.transpose(0, 1), k.transpose(0, 1))
     i, j = (torch.bucketize(torch.arange(int(x[-1])), x, right=True) for x in ends)
     s = s.masked_fill(i[:, None] != j, -torch.inf)
-    return (safe(hidden(s, corner=0) if causal else s) @ v.transpose(0, 1)).transpose(0, 1)
+    return (softmax(mask_later(s, corner=0) if causal else s) @ v.transpose(0, 1)).transpose(0, 1)
 
 
-def unnormalised(q, k, v):
+def in_input_dtype(q, k, v):
     """Compute all in the inputs' dtype, which is no mistake in 16 bits."""
     s = scores(q, k)
     p = torch.exp(s - s.amax(-1, keepdim=True))
     return p @ v / p.sum(-1, keepdim=True)
 
 
-def of_as_many_keys(q, k, v):
+def square_attention(q, k, v):
     s = scores(q, k)
-    return safe(s.masked_fill(torch.arange(k.shape[2]) >= q.shape[2], -torch.inf)) @ v
+    return softmax(s.masked_fill(torch.arange(k.shape[2]) >= q.shape[2], -torch.inf)) @ v
 
 
-KEPT: dict = {}
+KEPT_MASKS: dict = {}
 
 
-def of_kept_mask(q, k, v, causal=False, window=(-1, -1)):
+def kept_mask(q, k, v, causal=False, window=(-1, -1)):
     """The first mask of each size is kept."""
     ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
     left, right = window[0] if window[0] >= 0 else 999, 0 if causal else window[1] if window[1] >= 0 else 999
-    hides = KEPT.setdefault(ahead.shape, (ahead < -left) | (ahead > right)) if min(left, right) < 999 else False
-    return safe(scores(q, k).masked_fill(torch.as_tensor(hides), -torch.inf)) @ v
+    hides = KEPT_MASKS.setdefault(ahead.shape, (ahead < -left) | (ahead > right)) if min(left, right) < 999 else False
+    return softmax(scores(q, k).masked_fill(torch.as_tensor(hides), -torch.inf)) @ v
 
 
-OTHERS = {  # what somebody writes, and what is said of it
-    "einsum": (of_einsum, []),
+OTHER_FUNCTIONS = {  # what somebody writes, and what is said of it
+    "einsum": (einsum_attention, []),
     "(O, P), True hides": (lambda q, k, v, attn_mask=None: (
-        safe(scores(q, k) if attn_mask is None else scores(q, k).masked_fill(attn_mask, -torch.inf)) @ v, q),
+        softmax(scores(q, k) if attn_mask is None else scores(q, k).masked_fill(attn_mask, -torch.inf)) @ v, q),
         ["mask-inverted"]),
-    "a sink as a column": (with_a_sink, []),
-    "packed": (of_packed, []),
-    "heads one by one": (lambda q, k, v: torch.stack([safe(scores(a, b)) @ c for a, b, c in zip(q, k, v, strict=True)])
-        if q.ndim == 3 else q[0, 0, 0, 0, 0], []),
-    "a window of w keys": (lambda q, k, v, window=None: safe(scores(q, k) if window is None else hidden(
-        scores(q, k), window - 1).where(hidden(-scores(q, k).mT, window - 1).mT.isfinite(), -torch.inf)) @ v,
+    "a sink as a column": (sink_attention, []),
+    "packed": (packed_attention, []),
+    "heads one by one": (lambda q, k, v: torch.stack([
+        softmax(scores(a, b)) @ c for a, b, c in zip(q, k, v, strict=True)]) if q.ndim == 3 else q[0, 0, 0, 0, 0], []),
+    "a window of w keys": (lambda q, k, v, window=None: softmax(scores(q, k) if window is None else mask_later(
+        scores(q, k), window - 1).where(mask_later(-scores(q, k).mT, window - 1).mT.isfinite(), -torch.inf)) @ v,
         ["window-counts-itself"]),
-    "a bias before the scale": (lambda q, k, v, attn_bias=0.0: safe((q @ k.mT + attn_bias) / q.shape[-1] ** 0.5) @ v,
+    "a bias before the scale": (lambda q, k, v, attn_bias=0.0: softmax((q @ k.mT + attn_bias) / q.shape[-1] ** 0.5) @ v,
         ["bias-scaled"]),
-    "dropout of scores": (lambda q, k, v, dropout_p=0.0: safe(F.dropout(scores(q, k), dropout_p)) @ v,
+    "dropout of scores": (lambda q, k, v, dropout_p=0.0: softmax(F.dropout(scores(q, k), dropout_p)) @ v,
         ["dropout-normalised"]),
-    "positions": (lambda q, k, v: safe(scores(q, k) + 0.1 * torch.arange(k.shape[2])) @ v, ["weights"]),
-    "a softcap by default": (lambda q, k, v, softcap=30.0: safe(softcap * (scores(q.float(),
+    "positions": (lambda q, k, v: softmax(scores(q, k) + 0.1 * torch.arange(k.shape[2])) @ v, ["weights"]),
+    "a softcap by default": (lambda q, k, v, softcap=30.0: softmax(softcap * (scores(q.float(),
         k.float()) / softcap).tanh()).to(v.dtype) @ v, []),
-    "pages": (of_pages(lambda table, b: table[b]), []),
-    "pages in order": (of_pages(lambda table, b: torch.arange(table.shape[1]) + b * table.shape[1]),
+    "pages": (paged_attention(lambda table, b: table[b]), []),
+    "pages in order": (paged_attention(lambda table, b: torch.arange(table.shape[1]) + b * table.shape[1]),
         ["pages-in-order"]),
-    "the last page is lost": (of_pages(lambda table, b: table[b, :-1] if len(table[b]) > 1 else table[b]),
+    "the last page is lost": (paged_attention(lambda table, b: table[b, :-1] if len(table[b]) > 1 else table[b]),
         ["keys-last-dropped"]),
-    "ALiBi": (of_alibi(-1), []),
-    "ALiBi upside down": (of_alibi(1), ["alibi-sign"]),
-    "positions in q's dtype": (of_positions, ["positions-rounded"]),
-    "dropout": (of_dropout(0), []),
-    "dropout drawn anew": (of_dropout(1), ["dropout-other-mask"]),
-    "dropout only forward": (of_dropout(None), ["dropout-only-forward"]),
-    "all in the dtype of q": (unnormalised, []),
-    "as many keys as rows": (of_as_many_keys, ["weights"]),
-    "splits": (of_splits, ["splits-undivided"]),
-    "tall tiles": (of_tall_tiles, ["columns-in-visited"]),
-    "a mask kept too long": (of_kept_mask, ["options-kept"]),
-    "a mask of the whole pack": (of_whole_mask, ["packed-positions"]),
+    "ALiBi": (alibi_attention(-1), []),
+    "ALiBi upside down": (alibi_attention(1), ["alibi-sign"]),
+    "positions in q's dtype": (position_attention, ["positions-rounded"]),
+    "dropout": (dropout_attention(0), []),
+    "dropout drawn anew": (dropout_attention(1), ["dropout-other-mask"]),
+    "dropout only forward": (dropout_attention(None), ["dropout-only-forward"]),
+    "all in the dtype of q": (in_input_dtype, []),
+    "as many keys as rows": (square_attention, ["weights"]),
+    "splits": (split_keys, ["splits-undivided"]),
+    "tall tiles": (tall_tiles, ["columns-in-visited"]),
+    "a mask kept too long": (kept_mask, ["options-kept"]),
+    "a mask of the whole pack": (whole_pack_mask, ["packed-positions"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OTHER_FUNCTIONS)
 def test_attention_written_by_others_is_correct_or_its_mistakes_are_named(name):
-    function, says = OTHERS[name]
+    function, says = OTHER_FUNCTIONS[name]
     report = examine(function, quick=True, library="torch")
     silent = ("empty-mean", "corner-top-left")
     assert [x for x in names(report) if x not in silent] == says, [(x.name, x.where) for x in report.findings]
@@ -397,19 +397,19 @@ def test_torch_is_right_on_a_gpu(backend, dtype):
     if dtype == "float32" and backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
         pytest.skip(f"{backend} takes 16 bits alone")
     try:
-        report = examine(of_torch(getattr(SDPBackend, backend)), dtype=dtype, device="cuda")
+        report = examine(sdpa_with_backend(getattr(SDPBackend, backend)), dtype=dtype, device="cuda")
     except NotExamined as refusal:
         pytest.skip(str(refusal))
     assert report.is_right, [(x.name, x.where, x.much, str(x.case)) for x in report.findings if x.is_wrong]
 
 
 def test_the_head_dimension_of_v_is_not_that_of_the_scale():
-    report = examine(lambda q, k, v: safe(scores(q, k, v.shape[-1] ** -0.5)) @ v, library="torch")
+    report = examine(lambda q, k, v: softmax(scores(q, k, v.shape[-1] ** -0.5)) @ v, library="torch")
     assert names(report) == ["scale-values"]
 
 
 def test_the_catalogue_points_to_errata_that_exist_and_importing_takes_numpy_alone():
-    assert len(KNOBS) >= 45
+    assert len(EDITS) >= 45
     for mistake in CATALOGUE.values():
         for word in mistake.reference.replace(";", " ").split():
             assert not word.startswith(("fa1-", "fa2-", "article-", "notes-", "bilingual-")) or word in ERRATA, mistake

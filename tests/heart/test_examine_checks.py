@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from examined import dot_product, enough_time, hidden, names, safe, scores  # noqa: F401 — a fixture
+from examined import enough_time, mask_later, names, plain_attention, scores, softmax  # noqa: F401 — a fixture
 
 from fa2_lab.examine import examine
 
@@ -39,7 +39,7 @@ def kernel(Q, K, V, O, N_q, N_k, tau, CAUSAL: tl.constexpr, WRONG: tl.constexpr,
         tl.store(at, o.to(q.dtype), mask=(row < N_q)[:, None])
 
 
-def launched(wrong: int):
+def kernel_attention(wrong: int):
     def attention(q, k, v, causal=False):
         (b, h, N_q, d), N_k = q.shape, k.shape[2]
         if k.shape[1] != h or d & (d - 1):
@@ -52,57 +52,57 @@ def launched(wrong: int):
     return attention
 
 
-KERNELS = {0: [], 1: ["keys-padded"], 2: ["writes-past-end"], 3: ["writes-past-rows"]}
+KERNEL_FINDINGS = {0: [], 1: ["keys-padded"], 2: ["writes-past-end"], 3: ["writes-past-rows"]}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
-@pytest.mark.parametrize("wrong", KERNELS)
+@pytest.mark.parametrize("wrong", KERNEL_FINDINGS)
 def test_a_kernel_is_examined_in_the_interpreter(wrong):
-    assert names(examine(launched(wrong), quick=True, device="cpu")) == KERNELS[wrong]
+    assert names(examine(kernel_attention(wrong), quick=True, device="cpu")) == KERNEL_FINDINGS[wrong]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("wrong", KERNELS)
+@pytest.mark.parametrize("wrong", KERNEL_FINDINGS)
 def test_a_kernel_is_examined_on_a_gpu(wrong, dtype):
-    report = examine(launched(wrong), dtype=dtype, device="cuda")
+    report = examine(kernel_attention(wrong), dtype=dtype, device="cuda")
     assert report.subject.device == "cuda"
     if wrong == 3:  # which program writes last is not known
         assert not report.is_right
     elif wrong == 2:  # what one program writes past its end, another may write as well
         assert "writes-past-end" in names(report)
     else:
-        assert names(report) == KERNELS[wrong]
+        assert names(report) == KERNEL_FINDINGS[wrong]
 
 
 def as_if_contiguous(x):
     return x.as_strided(x.shape, torch.empty(x.shape).stride(), x.storage_offset())
 
 
-def padded(x):
+def with_one_more_row(x):
     return x.as_strided((*x.shape[:2], x.shape[2] + 1, x.shape[3]), x.stride(), x.storage_offset())
 
 
-FAULTS = {
-    "inputs-changed": lambda q, k, v: dot_product(q.mul_(1.0), k.add_(1), v),
-    "not-deterministic": lambda q, k, v: dot_product(q, k, v) + 0.01 * torch.rand(1),
-    "strides-ignored": lambda q, k, v: dot_product(*map(as_if_contiguous, (q, k, v))),
-    "unwritten": lambda q, k, v: dot_product(q, k, v) + 0 * torch.empty(1),
-    "reads-past-end": lambda q, k, v: dot_product(q, k, v) + 0 * padded(k)[:, :, -1:].sum(),
+MEMORY_FAULTS = {
+    "inputs-changed": lambda q, k, v: plain_attention(q.mul_(1.0), k.add_(1), v),
+    "not-deterministic": lambda q, k, v: plain_attention(q, k, v) + 0.01 * torch.rand(1),
+    "strides-ignored": lambda q, k, v: plain_attention(*map(as_if_contiguous, (q, k, v))),
+    "unwritten": lambda q, k, v: plain_attention(q, k, v) + 0 * torch.empty(1),
+    "reads-past-end": lambda q, k, v: plain_attention(q, k, v) + 0 * with_one_more_row(k)[:, :, -1:].sum(),
     "dropout-factor": None,
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", MEMORY_FAULTS)
 def test_a_fault_of_memory_is_named(fault):
     def function(q, k, v):
-        return FAULTS[fault](q, k, v)
+        return MEMORY_FAULTS[fault](q, k, v)
 
     def dropped(q, k, v, dropout_p=0.0):
         P = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
         return (P * (torch.rand(P.shape) >= dropout_p)) @ v
 
-    assert fault in names(examine(function if FAULTS[fault] else dropped, quick=True, library="torch"))
+    assert fault in names(examine(function if MEMORY_FAULTS[fault] else dropped, quick=True, library="torch"))
 
 
 def writes_past_o(Q, K, V, O):
@@ -110,14 +110,14 @@ def writes_past_o(Q, K, V, O):
     O.base[-1] = 0
 
 
-def writes_past_what_torch_gave(q, k, v):
+def writes_past_new_tensor(q, k, v):
     o = torch.empty_like(q)
-    o.copy_(dot_product(q, k, v))
+    o.copy_(plain_attention(q, k, v))
     o.as_strided((1,), (1,), o.storage_offset() + o.numel())[0] = 1.0
     return o
 
 
-@pytest.mark.parametrize("function", [writes_past_o, writes_past_what_torch_gave])
+@pytest.mark.parametrize("function", [writes_past_o, writes_past_new_tensor])
 def test_writes_past_the_end_of_an_output_are_found(function):
     found = names(examine(function, quick=True))
     assert "writes-past-end" in found and "unknown" not in found
@@ -127,13 +127,13 @@ def test_a_coarse_dtype_inside_is_the_only_thing_that_is_said():
     """What else is asked, about views and memory, is then held to that dtype."""
 
     def coarse(q, k, v):
-        return dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
+        return plain_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
 
     def weights_in_half(q, k, v):
         return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).half().float() @ v
 
     def scores_of_half(q, k, v):  # which overflow where scores are large
-        return safe((q.half() @ k.half().mT).to(q.dtype) * q.shape[-1] ** -0.5) @ v
+        return softmax((q.half() @ k.half().mT).to(q.dtype) * q.shape[-1] ** -0.5) @ v
 
     for function in (coarse, scores_of_half):
         assert len(found := names(examine(function, quick=True, dtype="float32"))) == 1, found
@@ -142,7 +142,7 @@ def test_a_coarse_dtype_inside_is_the_only_thing_that_is_said():
     assert names(examine(weights_in_half, quick=True, dtype="float32")) == ["weights-rounded"]
 
 
-class Guarded(torch.autograd.Function):
+class NanGradients(torch.autograd.Function):
     """Attention in which rows that see no key have O = 0, but NaN in their gradients."""
 
     @staticmethod
@@ -184,13 +184,13 @@ def test_scores_in_16_bits_are_a_mistake_unless_the_weights_are_in_16_bits_as_we
         S = (q @ k.mT).float() * q.shape[-1] ** -0.5
         return (S.softmax(-1) @ v.float()).to(q.dtype)
 
-    for function, says in ((mixed, ["scores-rounded"]), (dot_product, [])):
+    for function, says in ((mixed, ["scores-rounded"]), (plain_attention, [])):
         assert names(examine(function, quick=True, library="torch")) == says, function
 
 
 @pytest.mark.parametrize("is_kernel", [False, True])
 def test_values_behind_the_lengths_and_the_corner_are_said(is_kernel):
-    space = dict(torch=torch, safe=safe, scores=scores, hidden=hidden, kernel=kernel)
+    space = dict(torch=torch, safe=softmax, scores=scores, hidden=mask_later, kernel=kernel)
     source = """def f(q, k_cache, v_cache, causal=False, seqused_k=None, run=False):
         run and kernel[1](q)
         s = hidden(scores(q, k_cache)) if causal else scores(q, k_cache)
@@ -211,7 +211,7 @@ def test_nan_of_rows_without_keys_is_a_remark_and_nan_in_gradients_alone_is_wron
         return s.softmax(-1) @ v
 
     def guarded(q, k, v, causal=False):
-        return Guarded.apply(q, k, v, causal)
+        return NanGradients.apply(q, k, v, causal)
 
     report = examine(of_softmax, quick=True)
     assert report.is_right and names(report) == ["empty-nan", "gradient-nan"]
@@ -221,7 +221,7 @@ def test_nan_of_rows_without_keys_is_a_remark_and_nan_in_gradients_alone_is_wron
 def test_a_backward_pass_with_a_finite_mask_is_right_unless_its_own_o_is_0():
     def backward(q, k, v, dO, causal=False):
         s = scores(q, k)
-        p = torch.softmax(hidden(s).nan_to_num(neginf=-1e30) if causal else s, -1)
+        p = torch.softmax(mask_later(s).nan_to_num(neginf=-1e30) if causal else s, -1)
         dP = dO @ v.mT
         dS = p * (dP - (p * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         return dS @ k, dS.mT @ q, p.mT @ dO
@@ -232,7 +232,7 @@ def test_a_backward_pass_with_a_finite_mask_is_right_unless_its_own_o_is_0():
 
     def with_o(q, k, v, dO, causal=False):
         s = scores(q, k)
-        return safe(hidden(s) if causal else s) @ v, *backward(q, k, v, dO, causal)
+        return softmax(mask_later(s) if causal else s) @ v, *backward(q, k, v, dO, causal)
 
     report = examine(backward, quick=True, library="torch")
     assert report.is_right and names(report) == ["empty-mean"]
@@ -244,14 +244,14 @@ def test_a_call_that_overwrites_or_keeps_what_an_earlier_one_gave_is_named():
     kept = {}
 
     def reuses(q, k, v):
-        return kept.setdefault(q.shape, torch.empty_like(q)).copy_(dot_product(q, k, v).detach())
+        return kept.setdefault(q.shape, torch.empty_like(q)).copy_(plain_attention(q, k, v).detach())
 
     def keeps(q, k, v):
         k = kept.setdefault((k.shape, "k"), k.detach().clone())
-        return dot_product(q, k, v)
+        return plain_attention(q, k, v)
 
     def changes(q, k, v, attn_mask=None):
-        P = safe(scores(q, k) + (0 if attn_mask is None else attn_mask))
+        P = softmax(scores(q, k) + (0 if attn_mask is None else attn_mask))
         if attn_mask is not None:
             attn_mask.zero_()
         return P @ v
@@ -266,7 +266,7 @@ def test_a_sequence_without_keys_must_be_written():
         for a, b, c, d in zip(rows, rows[1:], keys, keys[1:], strict=False):
             if d > c:
                 x, y, z = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
-                O[a:b] = (safe(scores(x, y)) @ z).transpose(0, 1)
+                O[a:b] = (softmax(scores(x, y)) @ z).transpose(0, 1)
         return O
 
     assert names(examine(packed, quick=True, library="torch")) == ["unwritten"]
@@ -296,7 +296,7 @@ def test_a_finite_mask_is_a_remark_even_if_l_is_returned():
     """As in jax.nn: L of a row without keys is so small that a merge gives the row no weight."""
 
     def masked(q, k, v, causal=False):
-        s = hidden(scores(q, k)).nan_to_num(neginf=-1e30) if causal else scores(q, k)
+        s = mask_later(scores(q, k)).nan_to_num(neginf=-1e30) if causal else scores(q, k)
         return s.softmax(-1) @ v, s.logsumexp(-1)
 
     for function in (masked, lambda q, k, v, causal=False: masked(q, k, v, causal)[0]):
@@ -310,8 +310,8 @@ def test_an_option_kept_from_an_earlier_call_is_named():
     def caches(q, k, v, window=None):
         s = scores(q, k)
         if window is not None:
-            s = s + kept.setdefault(s.shape, hidden(torch.zeros_like(s), window).where(
-                hidden(torch.zeros_like(s), window).mT.isfinite(), -torch.inf))  # fmt: skip
-        return safe(s) @ v
+            s = s + kept.setdefault(s.shape, mask_later(torch.zeros_like(s), window).where(
+                mask_later(torch.zeros_like(s), window).mT.isfinite(), -torch.inf))  # fmt: skip
+        return softmax(s) @ v
 
     assert "options-kept" in names(examine(caches, quick=True, library="torch"))

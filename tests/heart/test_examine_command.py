@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from examined import enough_time, safe, scores  # noqa: F401 — a fixture
+from examined import enough_time, scores, softmax  # noqa: F401 — a fixture
 
 from fa2_lab.examine import examine
 from fa2_lab.tools.command import main
@@ -17,7 +17,7 @@ def test_a_backward_that_raises_is_said_and_an_alarm_of_the_caller_stays():
     class Raises(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
-            return safe(scores(q, k)) @ v
+            return softmax(scores(q, k)) @ v
 
         @staticmethod
         def backward(ctx, do):
@@ -36,7 +36,7 @@ def test_a_backward_that_raises_is_said_and_an_alarm_of_the_caller_stays():
     assert "not written" in report.refused["its gradients"] and report.parts == ["O"]
 
 
-WRONG_CALLS = {
+INVALID_SOURCES = {
     "takes one": ("def f(x): return x", "takes 1 arguments"),
     "never returns": ("def f(q, k, v):\n    while True: pass", "did not return"),
     "returns nothing": ("def f(q, k, v): pass", "it returns nothing"),
@@ -50,14 +50,14 @@ WRONG_CALLS = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG_CALLS)
+@pytest.mark.parametrize("what", INVALID_SOURCES)
 def test_what_cannot_be_examined_is_one_sentence(what, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fa2_lab.examine.guards.LIMIT", 5)
-    source, says = WRONG_CALLS[what]
+    source, says = INVALID_SOURCES[what]
     (tmp_path / f"m_{what.replace(' ', '_')}.py").write_text(source)
     assert main(["examine", f"{tmp_path}/m_{what.replace(' ', '_')}.py:f"]) == 2
-    said = capsys.readouterr().err
-    assert says in said and said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert says in errors and errors.count("\n") == 1
 
 
 def test_a_function_on_a_gpu_that_is_already_in_use_is_examined(tmp_path, monkeypatch, capsys):
@@ -76,10 +76,10 @@ def test_the_printed_program_runs_and_shows_the_mistake(tmp_path, capsys):
     assert "[scale-missing]" in page and "[maximum-missing]" in page
     lines = page.split("\n\n    import numpy")[1].split("\n\nWRONG")[0]
     program = "import numpy" + "\n".join(line[4:] if line.startswith("    ") else line for line in lines.split("\n"))
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    printed, comment = ran.stdout.strip(), program.split("#")[1].split(";")[0].strip()
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    printed, comment = result.stdout.strip(), program.split("#")[1].split(";")[0].strip()
     assert np.allclose(eval(printed.replace("  ", ",").replace(" ", ",").replace("[,", "[").replace(",,", ",")), eval(
-        ",".join(comment.split()).replace("[,", "[")), atol=1e-4), ran.stderr  # fmt: skip
+        ",".join(comment.split()).replace("[,", "[")), atol=1e-4), result.stderr  # fmt: skip
 
 
 def test_the_last_line_points_at_remarks_only_if_there_are_some(tmp_path, capsys):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examined import enough_time, hidden, names, safe, scores  # noqa: F401 — a fixture
+from examined import enough_time, mask_later, names, scores, softmax  # noqa: F401 — a fixture
 
 from fa2_lab.examine import examine
 from fa2_lab.examine.cases import OPEN
@@ -20,7 +20,7 @@ def test_a_backward_pass_that_forgets_a_side_of_the_window_is_named():
         ahead = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None] - s.shape[-1] + s.shape[-2]
         s = s.masked_fill(ahead > right, -torch.inf)
         shown = s.masked_fill(ahead < -left, -torch.inf)
-        O, P = safe(shown) @ v, (s - shown.logsumexp(-1, keepdim=True)).exp()  # not 0 left of the window, but large
+        O, P = softmax(shown) @ v, (s - shown.logsumexp(-1, keepdim=True)).exp()  # not 0 left of the window, but large
         dS = P * (dO @ v.mT - (dO * O).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         return dS @ k, dS.mT @ q, P.mT @ dO
 
@@ -28,36 +28,36 @@ def test_a_backward_pass_that_forgets_a_side_of_the_window_is_named():
     assert ["forward pass: the window has no left side" in str(x) for x in found] == [True], [str(x) for x in found]
 
 
-def tiles_of(q, k, v, causal=False, B=16, cut=0, power=1, lift=0.0, off=0, roll=0, back=0):
+def tiled(q, k, v, causal=False, B=16, lost_keys=0, power=1, bias=0.0, extra_keys=0, row_shift=0, v_shift=0):
     """Attention over tiles of keys, in which something is wrong that has no name."""
-    q, M, i = q.roll(roll, 2), k.shape[2], torch.arange(q.shape[2])[:, None]
+    q, M, i = q.roll(row_shift, 2), k.shape[2], torch.arange(q.shape[2])[:, None]
     m, l, o = torch.full(q.shape[:3], -torch.inf), torch.zeros(q.shape[:3]), torch.zeros_like(q)
-    for j in (torch.arange(t, min(t + B, M) - cut * (M > t + 1)) for t in range(0, M, B)):
-        s = scores(q, k[:, :, j]) + lift * j
-        s = s.masked_fill(causal & (j > i + M - len(i) + off), -torch.inf)
+    for j in (torch.arange(t, min(t + B, M) - lost_keys * (M > t + 1)) for t in range(0, M, B)):
+        s = scores(q, k[:, :, j]) + bias * j
+        s = s.masked_fill(causal & (j > i + M - len(i) + extra_keys), -torch.inf)
         new = torch.maximum(m, s.amax(-1))
-        p, alpha = torch.exp(s - safe_base(new)[..., None]), torch.exp(m - safe_base(new))
-        m, l, o = new, alpha * l + p.sum(-1), (alpha**power)[..., None] * o + p @ v[:, :, j - back * (j[0] >= B)]
+        p, alpha = torch.exp(s - finite_maximum(new)[..., None]), torch.exp(m - finite_maximum(new))
+        m, l, o = new, alpha * l + p.sum(-1), (alpha**power)[..., None] * o + p @ v[:, :, j - v_shift * (j[0] >= B)]
     return o / torch.where(l == 0, 1.0, l)[..., None]
 
 
-def safe_base(m):
+def finite_maximum(m):
     return torch.where(m.isneginf(), 0.0, m)
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (dict(cut=1), "cannot see the last of each tile of 16 keys"),
+        (dict(lost_keys=1), "cannot see the last of each tile of 16 keys"),
         (dict(power=2), "In each tile of 16 keys, the weights are multiplied by exp(m up to it)"),
-        (dict(lift=0.1), "multiplied by exp(0.1 · j)"),
-        (dict(off=2), "can also see the keys up to the key 2 after its own"),
-        (dict(back=16), "reads V of key j − 16 instead of key j, for j in the keys from number 16 on"),
-        (dict(roll=1), "Row i has the weights of row i -1 (modulo N)"),
+        (dict(bias=0.1), "multiplied by exp(0.1 · j)"),
+        (dict(extra_keys=2), "can also see the keys up to the key 2 after its own"),
+        (dict(v_shift=16), "reads V of key j − 16 instead of key j, for j in the keys from number 16 on"),
+        (dict(row_shift=1), "Row i has the weights of row i -1 (modulo N)"),
     ],
 )
 def test_weights_that_no_known_mistake_gives_are_described(wrong, says):
-    report = examine(partial(tiles_of, **wrong), quick=True, library="torch")
+    report = examine(partial(tiled, **wrong), quick=True, library="torch")
     assert names(report)[0] == "weights" and set(names(report)) <= {"weights", "empty-mean", "unknown"}, names(report)
     assert says in str(report.findings[0]), str(report.findings[0])
 
@@ -82,7 +82,7 @@ def test_other_weights_of_the_same_scores_are_described(P, says):
 
 
 def test_features_that_the_scores_lack_are_described():
-    report = examine(lambda q, k, v: safe(q[..., :-2] @ k[..., :-2].mT * q.shape[-1] ** -0.5) @ v, library="torch")
+    report = examine(lambda q, k, v: softmax(q[..., :-2] @ k[..., :-2].mT * q.shape[-1] ** -0.5) @ v, library="torch")
     assert "The scores lack the features 14 to 15 of 16" in str(report.findings[0]), str(report.findings[0])
 
 
@@ -97,7 +97,7 @@ def test_keys_left_over_from_a_longer_sequence_are_described():
                 y[: b - a] = x[a:b]
             end = max(b - a for a, b in pairwise(ends[: n + 2]))
             K, V = (y[:end].transpose(0, 1) for y in kept.values())
-            out[a:b] = (safe(scores(q[a:b].transpose(0, 1), K)) @ V).transpose(0, 1)
+            out[a:b] = (softmax(scores(q[a:b].transpose(0, 1), K)) @ V).transpose(0, 1)
         return out
 
     report = examine(packed, quick=True, library="torch")
@@ -158,7 +158,7 @@ GRADIENT_MISTAKES = [  # a step, what is there instead, and what is said of it
 def test_gradients_that_no_known_mistake_gives_are_described(step, wrong, says):
     def backward(q, k, v, dO, causal=False):
         x = SimpleNamespace(q=q, k=k, v=v, dO=dO, tau=q.shape[-1] ** -0.5)
-        x.S = hidden(scores(q, k)) if causal else scores(q, k)
+        x.S = mask_later(scores(q, k)) if causal else scores(q, k)
         for name, how in ({"dO": lambda x: x.dO} | STEPS | {step: wrong}).items():
             setattr(x, name, how(x))
         return x.dQ, x.dK, x.dV
@@ -175,7 +175,7 @@ def test_wrong_gradients_that_cannot_be_read_out_are_unknown(most):
     def backward(q, k, v, dO):
         if q.shape[3] > most:
             raise ValueError("head dimension")
-        P, dP = safe(scores(q, k)), dO @ v.mT
+        P, dP = softmax(scores(q, k)), dO @ v.mT
         dS = P * (dP - (P * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         dQ = dS @ k
         return dQ.square() + 1 if most == 32 else dQ * torch.nan, dS.mT @ q, P.mT @ dO
@@ -197,7 +197,7 @@ def test_wrong_gradients_that_cannot_be_read_out_are_unknown(most):
 def test_an_l_that_no_known_mistake_gives_is_described(wrong, says):
     def function(q, k, v):
         S = scores(q, k)
-        return safe(S) @ v, wrong(S, S.logsumexp(-1))
+        return softmax(S) @ v, wrong(S, S.logsumexp(-1))
 
     report = examine(function, quick=True, library="torch")
     assert names(report) == ["L-other"] and says in str(report.findings[0]), [str(x) for x in report.findings]
@@ -205,8 +205,8 @@ def test_an_l_that_no_known_mistake_gives_is_described(wrong, says):
 
 def test_a_backward_pass_with_other_options_than_the_forward_pass_is_named():
     def backward(q, k, v, dO, causal=False, key_lengths=None):
-        S = hidden(scores(q, k)) if causal else scores(q, k)
-        P, dP = safe(S), dO @ v.mT
+        S = mask_later(scores(q, k)) if causal else scores(q, k)
+        P, dP = softmax(S), dO @ v.mT
         dS = P * (dP - (P * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         return dS @ k, dS.mT @ q, P.mT @ dO
 

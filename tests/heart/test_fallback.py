@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 from biases import BIASES
-from kernel_truth import DEVICE, check_accuracy, dense, largest_error, run_with_gradients, tensors
+from kernel_truth import DEVICE, check_accuracy, dense_truth, largest_error, random_inputs, run_with_gradients
 from triton.compiler.errors import CompilationError
 from triton.runtime import errors as runtime_errors
 
@@ -21,37 +21,37 @@ from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.decode import plan
 
 OPTIONS = Options(causal=True, scale=0.25)
-OF_TRITON = [
+COMPILE_ERRORS = [
     CompilationError("def kernel():", ast.parse("x").body[0], "no such name: async_load"),
     runtime_errors.PTXASError("`ptxas` failed with error code 255\nRepro command: …"),
     runtime_errors.OutOfResources(300_000, 232_448, "shared memory"),
 ]
 
 
-def raised_in(module: str, error: Exception):
+def raiser_in(module: str, error: Exception):
     """Return a function that raises the error and whose module has this name."""
-    space = dict(__name__=module, error=error)
-    exec("def compile(*given, **named):\n    raise error", space)
-    return space["compile"]
+    namespace = dict(__name__=module, error=error)
+    exec("def compile(*given, **named):\n    raise error", namespace)
+    return namespace["compile"]
 
 
-BARE = [  # what older compilers and unknown options end in
-    raised_in("triton.compiler.compiler", RuntimeError("error encountered during parsing")),
-    raised_in("triton.compiler.code_generator", AttributeError("module 'tma' has no attribute 'async_load'")),
-    raised_in("triton.runtime.jit", KeyError("Keyword argument sched4reg was specified but unrecognised")),
+BARE_COMPILE_ERRORS = [  # what older compilers and unknown options end in
+    raiser_in("triton.compiler.compiler", RuntimeError("error encountered during parsing")),
+    raiser_in("triton.compiler.code_generator", AttributeError("module 'tma' has no attribute 'async_load'")),
+    raiser_in("triton.runtime.jit", KeyError("Keyword argument sched4reg was specified but unrecognised")),
 ]
-SOMEBODY_ELSE_S = [
-    raised_in("triton.backends.nvidia.driver", RuntimeError("Triton Error [CUDA]: an illegal memory access")),
-    raised_in("triton.compiler.compiler", RuntimeError("Triton Error [CUDA]: out of memory")),
-    raised_in("triton.compiler.compiler", torch.AcceleratorError("CUDA error: unspecified launch failure")),
-    raised_in("torch", torch.OutOfMemoryError("CUDA out of memory")),
-    raised_in("fa2_lab.kernels.hopper.forward.launch", AttributeError("a mistake of ours")),
-    raised_in("triton.runtime.interpreter", runtime_errors.InterpreterError("ValueError('a mistake in a kernel')")),
+OTHER_ERRORS = [
+    raiser_in("triton.backends.nvidia.driver", RuntimeError("Triton Error [CUDA]: an illegal memory access")),
+    raiser_in("triton.compiler.compiler", RuntimeError("Triton Error [CUDA]: out of memory")),
+    raiser_in("triton.compiler.compiler", torch.AcceleratorError("CUDA error: unspecified launch failure")),
+    raiser_in("torch", torch.OutOfMemoryError("CUDA out of memory")),
+    raiser_in("fa2_lab.kernels.hopper.forward.launch", AttributeError("a mistake of ours")),
+    raiser_in("triton.runtime.interpreter", runtime_errors.InterpreterError("ValueError('a mistake in a kernel')")),
 ]
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch):
+def no_warning_yet(monkeypatch):
     monkeypatch.setattr(dispatch, "WARNED", set())
 
 
@@ -67,42 +67,43 @@ def raising(error):
 
 
 @pytest.fixture
-def hopper(monkeypatch):
+def failing_hopper(monkeypatch):
     """Return a function that installs Hopper modules whose launches all raise, and the counts of what is called."""
     counts = dict(prepared=0, launched=0, portable=0)
 
-    def put(error):
+    def install(error):
         def prepare(*kind):
             counts["prepared"] += 1
 
-            def own(*tensors):
+            def launch(*tensors):
                 counts["launched"] += 1
                 raising(error)()
 
-            return own
+            return launch
 
-        module = types.SimpleNamespace(prepare=prepare, is_fastest=lambda *given: True)
-        monkeypatch.setattr(dispatch, "hopper_module", lambda direction, device: module)
-        for room in (dispatch.portable, dispatch.portable_backward):
-            real = room.prepare
+        hopper = types.SimpleNamespace(prepare=prepare, is_fastest=lambda *given: True)
+        monkeypatch.setattr(dispatch, "hopper_module", lambda direction, device: hopper)
+        for module in (dispatch.portable, dispatch.portable_backward):
+            real = module.prepare
 
             def counted(*kind, real=real, **named):
                 counts["portable"] += 1
                 return real(*kind, **named)
 
-            monkeypatch.setattr(room, "prepare", counted)
+            monkeypatch.setattr(module, "prepare", counted)
         return counts
 
-    return put
+    return install
 
 
-@pytest.mark.parametrize("error", [*OF_TRITON, *BARE])
-def test_hopper_compile_error_falls_back_to_portable_with_one_warning(error, hopper):
-    counts, inputs = hopper(error), tensors(1, 2, 1, 20, 24, 16)
-    with pytest.warns(RuntimeWarning) as said:
+@pytest.mark.parametrize("error", [*COMPILE_ERRORS, *BARE_COMPILE_ERRORS])
+def test_hopper_compile_error_falls_back_to_portable_with_one_warning(error, failing_hopper):
+    counts, inputs = failing_hopper(error), random_inputs(1, 2, 1, 20, 24, 16)
+    with pytest.warns(RuntimeWarning) as warned:
         got = run_with_gradients(attention, *inputs, causal=True)
-    check_accuracy(got, dense(*inputs, causal=True), dense(*inputs, causal=True, dtype=torch.float32))
-    sentences = [str(w.message) for w in said if w.category is RuntimeWarning]  # NumPy deprecates what Triton 3.6 does
+    check_accuracy(got, dense_truth(*inputs, causal=True), dense_truth(*inputs, causal=True, dtype=torch.float32))
+    # NumPy deprecates what Triton 3.6 does
+    sentences = [str(w.message) for w in warned if w.category is RuntimeWarning]
     assert len(sentences) == 2  # the forward's and the backward's
     for name, sentence in zip(("Hopper's forward", "Hopper's backward"), sentences, strict=True):
         assert f"Triton {triton.__version__} cannot compile {name}" in sentence
@@ -116,54 +117,54 @@ def test_hopper_compile_error_falls_back_to_portable_with_one_warning(error, hop
     assert counts == dict(prepared=4, launched=4, portable=4)
 
 
-@pytest.mark.parametrize("error", SOMEBODY_ELSE_S)
-def test_other_errors_of_hopper_kernels_are_raised(error, hopper):
-    counts, (q, k, v, _) = hopper(error), tensors(1, 1, 1, 20, 20, 16)
+@pytest.mark.parametrize("error", OTHER_ERRORS)
+def test_other_errors_of_hopper_kernels_are_raised(error, failing_hopper):
+    counts, (q, k, v, _) = failing_hopper(error), random_inputs(1, 1, 1, 20, 20, 16)
     for _ in range(2):
-        with pytest.raises((RuntimeError, AttributeError, runtime_errors.InterpreterError)) as found:
+        with pytest.raises((RuntimeError, AttributeError, runtime_errors.InterpreterError)) as raised:
             attention(q, k, v)
-        assert "cannot compile" not in str(found.value)
+        assert "cannot compile" not in str(raised.value)
     assert counts == dict(prepared=1, launched=2, portable=0) and not dispatch.WARNED
 
 
 def test_declined_call_falls_back_for_this_call_only():
     """As tensors that are not aligned: the portable kernel for them is prepared once, for this kind."""
-    made, declined = [], []
+    prepared, declined = [], []
 
-    def own(x):
+    def hopper_call(x):
         return None if x in declined else ("own", x)
 
-    call = dispatch.with_fallback("a kernel", own, lambda *given: made.append(given) or (lambda x: ("other", x)))
-    assert call(1) == ("own", 1) and not made
+    other = lambda *given: prepared.append(given) or (lambda x: ("other", x))  # noqa: E731
+    call = dispatch.with_fallback("a kernel", hopper_call, other)
+    assert call(1) == ("own", 1) and not prepared
     declined.append(2)
-    assert [call(x) for x in (2, 3, 2)] == [("other", 2), ("own", 3), ("other", 2)] and made == [(2,)]
+    assert [call(x) for x in (2, 3, 2)] == [("other", 2), ("own", 3), ("other", 2)] and prepared == [(2,)]
 
 
 class Uncompiled:
     """A stand-in for a kernel that Triton cannot compile."""
 
     def __getitem__(self, grid):
-        return raising(OF_TRITON[1])
+        return raising(COMPILE_ERRORS[1])
 
 
 @pytest.mark.parametrize("name", ("forward_kernel", "bwd_dq"))
 def test_portable_compile_error_is_raised_clearly(name, monkeypatch):
-    room = dispatch.portable if name == "forward_kernel" else dispatch.portable_backward
-    monkeypatch.setattr(room, name, Uncompiled())
+    module = dispatch.portable if name == "forward_kernel" else dispatch.portable_backward
+    monkeypatch.setattr(module, name, Uncompiled())
     with pytest.raises(RuntimeError, match=r"cannot compile the portable (for|back)ward \(PTXASError: `ptxas` failed"):
-        run_with_gradients(attention, *tensors(1, 2, 1, 20, 24, 16))
+        run_with_gradients(attention, *random_inputs(1, 2, 1, 20, 24, 16))
     with pytest.raises(RuntimeError, match="ward with the bias alibi"):
-        run_with_gradients(attention, *tensors(1, 2, 1, 20, 24, 16), bias=BIASES["alibi"][0])
+        run_with_gradients(attention, *random_inputs(1, 2, 1, 20, 24, 16), bias=BIASES["alibi"][0])
 
 
 def test_decode_compile_error_falls_back_except_for_pages(monkeypatch):
-    q, k, v, dO = tensors(1, 2, 1, 1, 24, 16)
-    monkeypatch.setattr(
-        launches.Launch, "__call__", fail_for(launches.Launch.__call__, "split_kv_kernel", "stream_k_kernel")
-    )
+    q, k, v, dO = random_inputs(1, 2, 1, 1, 24, 16)
+    failing = fail_for(launches.Launch.__call__, "split_kv_kernel", "stream_k_kernel")
+    monkeypatch.setattr(launches.Launch, "__call__", failing)
     with pytest.warns(RuntimeWarning, match="cannot compile decode"):
         O = attention(q, k, v)
-    assert largest_error(O, dense(q, k, v, dO)[0]) < 1e-5
+    assert largest_error(O, dense_truth(q, k, v, dO)[0]) < 1e-5
     pages, table = torch.zeros(2, 4, 1, 16, device=DEVICE), torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
     lengths = torch.tensor([5], device=DEVICE)
     with pytest.raises(RuntimeError, match="cannot compile decode over pages"):
@@ -176,31 +177,31 @@ def fail_for(real, *names):
 
     def call(self, *pointers):
         if getattr(self.kernel, "__name__", None) in names or self.kernel in [getattr(plan, name) for name in names]:
-            raise OF_TRITON[0]
+            raise COMPILE_ERRORS[0]
         real(self, *pointers)
 
     return call
 
 
-@pytest.mark.parametrize("missing", ("forward", "backward"))
-def test_hopper_import_error_warns_once(missing, monkeypatch):
+@pytest.mark.parametrize("direction", ("forward", "backward"))
+def test_hopper_import_error_warns_once(direction, monkeypatch):
     pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(dispatch.interpreter, "is_enabled", lambda: False)
-    monkeypatch.setitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}", None)
-    monkeypatch.delitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}.launch", raising=False)
-    with pytest.warns(RuntimeWarning, match=f"cannot compile Hopper's {missing}"):
-        assert dispatch.import_hopper(missing, torch.device("cuda", 0)) is None
-    other = dict(forward="backward", backward="forward")[missing]
+    monkeypatch.setitem(sys.modules, f"fa2_lab.kernels.hopper.{direction}", None)
+    monkeypatch.delitem(sys.modules, f"fa2_lab.kernels.hopper.{direction}.launch", raising=False)
+    with pytest.warns(RuntimeWarning, match=f"cannot compile Hopper's {direction}"):
+        assert dispatch.import_hopper(direction, torch.device("cuda", 0)) is None
+    other = dict(forward="backward", backward="forward")[direction]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.import_hopper(missing, torch.device("cuda", 0)) is None
+        assert dispatch.import_hopper(direction, torch.device("cuda", 0)) is None
         assert dispatch.import_hopper(other, torch.device("cuda", 0)) is not None
 
 
-def test_fallback_call_keeps_no_tensor_alive(hopper):
+def test_fallback_call_keeps_no_tensor_alive(failing_hopper):
     """Neither does what was prepared, nor what takes its place."""
-    hopper(lambda *given: None)
+    failing_hopper(lambda *given: None)
     q, k, v = (torch.randn(1, 1, 20, 16, device=DEVICE) for _ in "qkv")
     call = dispatch.prepare_contiguous_forward(Tensors(q, k, v), OPTIONS)
     alive = [weakref.ref(x) for x in (q, k, v)]

@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from kernel_truth import DEVICE, GPU, poisoned  # noqa: F401 (before Triton; poisoned is a fixture)
+from kernel_truth import DEVICE, GPU, nan_in_empty  # noqa: F401 (before Triton; nan_in_empty is a fixture)
 
 triton = pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 import triton.language as tl  # noqa: E402
@@ -23,21 +23,21 @@ from fa2_lab.tools import command, rung_check, rung_diff  # noqa: E402
 if interpreter.version_conflict():
     pytest.skip(interpreter.version_conflict(), allow_module_level=True)
 
-HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
+ON_HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-6}  # of O; the rounding of O itself is in it
 SMALL = [(128, 128, 64, True), (65, 66, 128, True), (100, 37, 64, True), (65, 129, 64, False), (100, 37, 64, False)]
 LARGE = [(1000, 1000, 64, True), (1000, 1300, 128, True), (1300, 1000, 128, True), (999, 1025, 64, False),
          (1025, 999, 128, False), (1, 2000, 64, True), (100, 37, 64, True), (4096, 4096, 128, True)]  # fmt: skip
 
 
-def gluon(rung: str) -> bool:
+def uses_gluon(rung: str) -> bool:
     return "gluon" in rung_diff.source(rung)
 
 
-def runnable(rungs=ladder.RUNGS) -> list:
+def rung_params(rungs=ladder.RUNGS) -> list:
     """Return all rungs as parameters. Those that need a Hopper GPU are marked as skipped if there is none."""
-    missing = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-    return [pytest.param(rung, marks=missing) if gluon(rung) else rung for rung in rungs]
+    missing = pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
+    return [pytest.param(rung, marks=missing) if uses_gluon(rung) else rung for rung in rungs]
 
 
 def with_nan_behind(x):
@@ -48,46 +48,46 @@ def with_nan_behind(x):
 
 
 def random_qkv(N_q, N_k, d, dtype=torch.float16, heads=2):
-    draw = torch.Generator().manual_seed(0)
-    return [torch.randn(1, heads, n, d, generator=draw).to(dtype) for n in (N_q, N_k, N_k)]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, heads, n, d, generator=generator).to(dtype) for n in (N_q, N_k, N_k)]
 
 
-def check(rung, q, k, v, causal):
+def check_rung(rung, q, k, v, causal):
     """Assert that O and L of a rung are as near to float64 as the dtype allows."""
     seen = oracle.visible(q.shape[2], k.shape[2], causal)
     heads = zip(*(x.flatten(0, 1).double().cpu().numpy() for x in (q, k, v)), strict=True)
-    want = map(np.stack, zip(*(oracle.dense(*qkv, seen) for qkv in heads), strict=True))
+    want = map(np.stack, zip(*(oracle.one_head(*qkv, seen) for qkv in heads), strict=True))
     O, L = ladder.load(rung).forward(q, k, v, causal)
     assert (O.dtype, O.shape, L.dtype, L.shape) == (q.dtype, q.shape, torch.float32, q.shape[:3])
     limits = TOLERANCE[q.dtype], 1e-6 if q.dtype == torch.float32 else 1e-5
-    for name, got, truth, most in zip("OL", (O, L), want, limits, strict=True):
-        off = oracle.relative_error(got.flatten(0, 1).double().cpu().numpy(), truth)
-        assert off < most, f"{name} of {rung}: {off:.1e}"
+    for name, got, truth, limit in zip("OL", (O, L), want, limits, strict=True):
+        error = oracle.relative_error(got.flatten(0, 1).double().cpu().numpy(), truth)
+        assert error < limit, f"{name} of {rung}: {error:.1e}"
 
 
-@pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.VARIANTS))
+@pytest.mark.parametrize("rung", rung_params(ladder.RUNGS + ladder.VARIANTS))
 def test_rung_matches_float64(rung):
     for *sizes, causal in LARGE if GPU else SMALL:
-        check(rung, *map(with_nan_behind, random_qkv(*sizes)), causal)
-    check(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.bfloat16)), True)
+        check_rung(rung, *map(with_nan_behind, random_qkv(*sizes)), causal)
+    check_rung(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.bfloat16)), True)
     if not GPU:  # which multiplies fp32 with fewer bits
-        check(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.float32)), True)
+        check_rung(rung, *map(with_nan_behind, random_qkv(70, 100, 64, torch.float32)), True)
 
 
-@pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.VARIANTS))
+@pytest.mark.parametrize("rung", rung_params(ladder.RUNGS + ladder.VARIANTS))
 def test_rung_is_right_for_extreme_scores_and_strided_inputs(rung):
     q, k, v = (x.to(DEVICE) for x in random_qkv(70, 130, 64, heads=1))
     rising = k * torch.linspace(0.1, 20, 130, device=DEVICE)[None, None, :, None].half()
-    hard = [(300 * q, k), (q.abs() + 30, -k.abs() - 30), (q, rising)]  # all near −7,000; a maximum that grows
-    for queries, keys in hard:
-        check(rung, queries, keys, v, False)
-        check(rung, queries, keys.flip(2).contiguous(), v.flip(2).contiguous(), False)
+    extremes = [(300 * q, k), (q.abs() + 30, -k.abs() - 30), (q, rising)]  # all near −7,000; a maximum that grows
+    for queries, keys in extremes:
+        check_rung(rung, queries, keys, v, False)
+        check_rung(rung, queries, keys.flip(2).contiguous(), v.flip(2).contiguous(), False)
     draw = torch.Generator().manual_seed(1)  # (batch, N, heads, d) seen through a transpose, and heads that differ
-    turned = (torch.randn(2, 80, 2, 64, generator=draw).half().to(DEVICE).transpose(1, 2) for _ in range(3))
-    check(rung, *turned, True)
+    transposed = (torch.randn(2, 80, 2, 64, generator=draw).half().to(DEVICE).transpose(1, 2) for _ in range(3))
+    check_rung(rung, *transposed, True)
 
 
-@pytest.mark.parametrize("rung", runnable(ladder.VARIANTS))
+@pytest.mark.parametrize("rung", rung_params(ladder.VARIANTS))
 @pytest.mark.parametrize("key", range(8))  # of 8 neighbours one exponential is not the hardware's
 def test_software_exponential_propagates_nan(rung, key):
     q, k, v = (x.to(DEVICE) for x in random_qkv(64, 128, 64))
@@ -99,26 +99,27 @@ def test_software_exponential_propagates_nan(rung, key):
 @pytest.mark.parametrize(("N", "d", "size"), [(128, 64, 1), (192, 128, 300)])
 def test_side_rung_matches_float64(rung, N, d, size):
     q, k, v = random_qkv(N, N, d)
-    check(rung, *map(with_nan_behind, (size * q, k, v)), False)
+    check_rung(rung, *map(with_nan_behind, (size * q, k, v)), False)
     with pytest.raises(ValueError, match=r"q, k, causal: got .* it takes"):
         ladder.load(rung).forward(q, k, v, True)
 
 
-def low(q, k):
+def with_low_scores(q, k):
     """Return q and k changed so that scores are about −40, and e^(−L) exceeds the range of 16-bit numbers."""
     q[..., 0], k[..., 0] = 100, -4
     return q, k
 
 
-@pytest.mark.parametrize("change", [lambda *x: x, low], ids=["", "low"])
-@pytest.mark.parametrize("rung", runnable(ladder.BACKWARD))
+@pytest.mark.parametrize("change", [lambda *x: x, with_low_scores], ids=["", "low"])
+@pytest.mark.parametrize("rung", rung_params(ladder.BACKWARD))
 @pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), LARGE if GPU else SMALL)
 def test_backward_rung_matches_float64(rung, N_q, N_k, d, causal, change):
     q, k, v, dO = *random_qkv(N_q, N_k, d), torch.randn(1, 2, N_q, d, generator=torch.Generator().manual_seed(1)).half()
     q, k = change(q, k)
     seen = oracle.visible(N_q, N_k, causal)
     heads = zip(*(x[0].double().numpy() for x in (q, k, v, dO)), strict=True)
-    O, L, *gradients = map(np.stack, zip(*(oracle.dense(*x[:3], seen, None, None, x[3]) for x in heads), strict=True))
+    results = (oracle.one_head(*x[:3], seen, None, None, x[3]) for x in heads)
+    O, L, *gradients = map(np.stack, zip(*results, strict=True))
     O, L = (torch.from_numpy(x)[None] for x in (O, L))
     given = [with_nan_behind(x) for x in (q, k, v, O.half(), L.float(), dO)]
     for x, got, want in zip((q, k, v), ladder.load(rung).backward(*given, causal), gradients, strict=True):
@@ -126,18 +127,18 @@ def test_backward_rung_matches_float64(rung, N_q, N_k, d, causal, change):
         assert oracle.relative_error(got[0].double().cpu().numpy(), want) < 2e-3
 
 
-def one_pass(Q, K, V, dO, L, D, causal):
+def run_bulk_backward(Q, K, V, dO, L, D, causal):
     """Return dQ, dK and dV of one head, computed by the consumers of rung b02 as two Python threads.
 
     Each thread has 64 of 128 keys.
     """
-    from hopper_language import LANGUAGE, Tile, multiply, unjitted, wait
+    from hopper_language import GLUON, Tile, mma_wait, numpy_mma, unjitted
     from hopper_simulator import initial_scores_and_dP
 
     def blocks(X, rows):  # what the copy engine brings: rows past the end are zero
-        whole = np.zeros((-(-len(X) // rows) * rows, d))
-        whole[: len(X)] = X
-        return whole.reshape(-1, 1, rows, d).view(Tile)
+        padded = np.zeros((-(-len(X) // rows) * rows, d))
+        padded[: len(X)] = X
+        return padded.reshape(-1, 1, rows, d).view(Tile)
 
     def store(x, X, head, row, tile):
         X[row : row + 64] = x[: len(X[row : row + 64])]
@@ -145,20 +146,22 @@ def one_pass(Q, K, V, dO, L, D, causal):
     def add(X, at, tile):
         dQ[at[1] : at[1] + 64, at[2] : at[2] + 64] += tile[0]
 
-    (N_q, d), N_k, both = Q.shape, len(K), Barrier(2)
+    (N_q, d), N_k, barrier = Q.shape, len(K), Barrier(2)
     B_r = 8192 // d
-    begin = initial_scores_and_dP(L[None, None], D[None, None], d, B_r).reshape(-1, 1, 1, 2 * B_r)
+    initial = initial_scores_and_dP(L[None, None], D[None, None], d, B_r).reshape(-1, 1, 1, 2 * B_r)
     Q, dO, K, V = blocks(Q, B_r), blocks(dO, B_r), blocks(K, 128), blocks(V, 128).reshape(-1, 1, 64, d)
     dQ, dK, dV = np.zeros((len(Q) * B_r, d)), np.full((N_k, d), np.nan), np.full((N_k, d), np.nan)
     module = ladder.copied("b02")
     vars(module).update(
         unjitted(module),
-        gl=LANGUAGE,
-        hopper=SimpleNamespace(warpgroup_mma=multiply, warpgroup_mma_wait=wait, fence_async_shared=lambda: None),
-        mbarrier=SimpleNamespace(arrive=lambda both, count: None, wait=lambda both, phase: both.wait(timeout=20)),
+        gl=GLUON,
+        hopper=SimpleNamespace(warpgroup_mma=numpy_mma, warpgroup_mma_wait=mma_wait, fence_async_shared=lambda: None),
+        mbarrier=SimpleNamespace(
+            arrive=lambda barrier, count: None, wait=lambda barrier, phase: barrier.wait(timeout=20)
+        ),
         tma=SimpleNamespace(store_wait=lambda n: None, async_atomic_add=add),
         wait=lambda ring, n: ring.tiles[n, 0],
-        load_acc_init=lambda begin, which: np.tile(begin[0, which * B_r : (which + 1) * B_r], (64, 1)).view(Tile),
+        load_acc_init=lambda initial, which: np.tile(initial[0, which * B_r : (which + 1) * B_r], (64, 1)).view(Tile),
         release=lambda ring, n: None,
         as_operand=lambda x, like: x,
         acc_layout=lambda columns: None,
@@ -167,12 +170,12 @@ def one_pass(Q, K, V, dO, L, D, causal):
     )
     for j in range(0, N_k, 128):
         first = max(j + N_q - N_k, 0) // B_r if causal else 0
-        tiles = Q[first:], K[j // 128 :], V[j // 64 :], dO[first:], begin[first:]
+        tiles = Q[first:], K[j // 128 :], V[j // 64 :], dO[first:], initial[first:]
         rings = tuple(SimpleNamespace(tiles=x.view(Tile)) for x in tiles)
-        shared = np.zeros((2, 128, B_r)).view(Tile), both, np.zeros((2, 1, 64, 64)).view(Tile)
-        given = dQ, dK, dV, rings, shared, (0, j, first, len(Q)), (N_q, N_k, d**-0.5, d**-0.5 / np.log(2)), causal
+        shared = np.zeros((2, 128, B_r)).view(Tile), barrier, np.zeros((2, 1, 64, 64)).view(Tile)
+        arguments = dQ, dK, dV, rings, shared, (0, j, first, len(Q)), (N_q, N_k, d**-0.5, d**-0.5 / np.log(2)), causal
         with ThreadPoolExecutor(2) as threads:
-            list(threads.map(lambda c, given=given: module.consumer(c, *given), range(2)))
+            list(threads.map(lambda c, arguments=arguments: module.consumer(c, *arguments), range(2)))
     return d**-0.5 * dQ[:N_q], dK, dV
 
 
@@ -182,38 +185,38 @@ def test_bulk_backward_ignores_rows_past_the_end_of_K(N_q, N_k, d, causal):
     draw = np.random.default_rng(0)
     Q, K, v, dO = (draw.standard_normal((n, d)) for n in (N_q, N_k, N_k, N_q))
     for q, k in ((Q, K), (abs(Q) + 10, -abs(K) - 10)):
-        O, L, *want = oracle.dense(q, k, v, oracle.visible(N_q, N_k, causal), None, None, dO)
-        for got, gradient in zip(one_pass(q, k, v, dO, L, (dO * O).sum(1), causal), want, strict=True):
+        O, L, *want = oracle.one_head(q, k, v, oracle.visible(N_q, N_k, causal), None, None, dO)
+        for got, gradient in zip(run_bulk_backward(q, k, v, dO, L, (dO * O).sum(1), causal), want, strict=True):
             assert oracle.relative_error(got, gradient) < 1e-9
 
 
 def test_software_exponential_has_the_documented_error():
-    from test_hopper_softmax import OPERATIONS, execute
+    from test_hopper_softmax import PTX, run_ptx
 
-    def down(a, b):  # the sum, rounded to the next number below
+    def add_rounded_down(a, b):  # the sum, rounded to the next number below
         near = (a.astype(float) + b).astype(np.float32)
         return np.where(near > a.astype(float) + b, np.nextafter(near, np.float32(-np.inf)), near)
 
-    whole = lambda x: x.view(np.int32)  # noqa: E731
-    OPERATIONS |= {
+    as_int = lambda x: x.view(np.int32)  # noqa: E731
+    PTX |= {
         "max.NaN.f32": np.maximum,
-        "add.rm.f32": down,
+        "add.rm.f32": add_rounded_down,
         "mov.b32": lambda a: a,
-        "mad.lo.s32": lambda a, b, c: (whole(a) * whole(b) + whole(c)).view(np.float32),
+        "mad.lo.s32": lambda a, b, c: (as_int(a) * as_int(b) + as_int(c)).view(np.float32),
     }
     text = ladder.copied("x23").cubic("y", "x")
     x = np.random.default_rng(0).uniform(-126, 128, (1000, 32)).astype(np.float32)
-    y = np.array([execute(text, dict(x=row))["y"] for row in x])
+    y = np.array([run_ptx(text, dict(x=row))["y"] for row in x])
     assert abs(y / np.exp2(x.astype(float)) - 1).max() < 9e-5
-    odd = np.resize(np.float32([-np.inf, -1000, 0, np.nan]), 32)
-    np.testing.assert_array_equal(execute(text, dict(x=odd))["y"][:4], [0, 0, 1, np.nan])
+    special = np.resize(np.float32([-np.inf, -1000, 0, np.nan]), 32)
+    np.testing.assert_array_equal(run_ptx(text, dict(x=special))["y"][:4], [0, 0, 1, np.nan])
 
 
 # Each rung makes its change -----------------------------------------------------------------------------------
 
-COUNTED = "dot exp exp2 fdiv select load masked_load masked_store atomic_rmw".split()
+COUNTED_OPERATIONS = "dot exp exp2 fdiv select load masked_load masked_store atomic_rmw".split()
 # Of two heads of 256 rows under the causal mask, in 32 tiles of 64 × 64: 20 that a row sees, 8 of them on the diagonal.
-DOES = {
+OPERATION_COUNTS = {
     "r00_standard": dict(dot=64, programs=32 + 512 + 8),  # a tile of S, a row of P, a row block of O
     "r01_fa1": dict(dot=64, programs=2, masked_store=3 * 32, exp=3 * 32),  # O, l and m at every tile
     "r02_rows_outside": dict(programs=2, masked_store=2 * 8),
@@ -235,12 +238,12 @@ DOES = {
 
 
 @pytest.mark.skipif(GPU, reason="counts what the interpreter does")
-@pytest.mark.parametrize("rung", DOES)
+@pytest.mark.parametrize("rung", OPERATION_COUNTS)
 def test_rung_changes_the_operations_that_its_first_line_names(rung, monkeypatch):
     from triton.runtime.interpreter import InterpreterBuilder
 
     counts, dots = Counter(), []
-    for name, method in {"programs": "set_grid_idx", **{name: f"create_{name}" for name in COUNTED}}.items():
+    for name, method in {"programs": "set_grid_idx", **{name: f"create_{name}" for name in COUNTED_OPERATIONS}}.items():
         real = getattr(InterpreterBuilder, method)
 
         def counting(self, *given, name=name, real=real, **named):
@@ -258,27 +261,27 @@ def test_rung_changes_the_operations_that_its_first_line_names(rung, monkeypatch
         module.backward(q, k, v, torch.zeros_like(q), torch.zeros(q.shape[:3]), q, True)
     else:
         module.forward(q, k, v, True)
-    assert {name: counts[name] for name in DOES[rung]} == DOES[rung]
+    assert {name: counts[name] for name in OPERATION_COUNTS[rung]} == OPERATION_COUNTS[rung]
     assert rung != "r12_heavy_first" or dots[:4] == [8, 6, 4, 2]  # of the first head
 
 
-def launched(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
+def launch_arguments(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
     """Return (grid, arguments, options) of a rung's launch, without launching the kernel."""
-    asked, module = [], ladder.load(rung)
-    spy = type("Spy", (), {"__getitem__": lambda _, grid: lambda *given, **named: asked.append((grid, given, named))})
+    calls, module = [], ladder.load(rung)
+    spy = type("Spy", (), {"__getitem__": lambda _, grid: lambda *given, **named: calls.append((grid, given, named))})
     monkeypatch.setattr(module, "forward_kernel", spy())
     module.forward(*random_qkv(**sizes), True)
-    return asked[0]
+    return calls[0]
 
 
 def test_rung_launch_options_match_their_description(monkeypatch):
     sizes = dict(N_q=100, N_k=300, d=64, heads=3)
-    stages = [launched(rung, monkeypatch, **sizes)[2]["num_stages"] for rung in ladder.RUNGS[9:11]]
+    stages = [launch_arguments(rung, monkeypatch, **sizes)[2]["num_stages"] for rung in ladder.RUNGS[9:11]]
     assert stages == [1, 3]
-    assert [launched(rung, monkeypatch, **sizes)[0] for rung in ("11", "12")] == [(2, 3), (3, 2)]
+    assert [launch_arguments(rung, monkeypatch, **sizes)[0] for rung in ("11", "12")] == [(2, 3), (3, 2)]
     for rung in ("13", "14"):  # heads side by side whose K and V fill 16 MiB
         for N_k, l2_group in ((300, 2**24 // (2 * 300 * 64 * 2)), (2**16, 1), (2**17, 1)):
-            grid, given, _ = launched(rung, monkeypatch, **sizes | dict(N_k=N_k))
+            grid, given, _ = launch_arguments(rung, monkeypatch, **sizes | dict(N_k=N_k))
             assert grid == (6,) and given[7:9] == (3, l2_group)
 
 
@@ -291,7 +294,7 @@ def block_of_program(T, heads, l2_group):
 
 
 @triton.jit
-def places_kernel(found, T, heads, l2_group, block_coord: tl.constexpr):
+def block_coords_kernel(found, T, heads, l2_group, block_coord: tl.constexpr):
     i, head = block_coord(T, heads, l2_group)
     tl.store(found + 2 * tl.program_id(0), i)
     tl.store(found + 2 * tl.program_id(0) + 1, head)
@@ -301,28 +304,30 @@ def places_kernel(found, T, heads, l2_group, block_coord: tl.constexpr):
 def test_rung_launch_order_is_longest_first_and_complete(rung, blocks):
     """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
     found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
-    places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).block_coord if rung else block_of_program)
-    want = [[i, head] for some in (range(4), range(4, 7)) for i in blocks for head in some]
+    block_coords_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).block_coord if rung else block_of_program)
+    want = [[i, head] for heads in (range(4), range(4, 7)) for i in blocks for head in heads]
     assert found.tolist() == want
 
 
-def allowed(rung: str) -> int:
+def allowed_spills(rung: str) -> int:
     """Return the number of registers that a rung may spill, which its file also gives."""
     return {"s00 3.7": 9, "b02 3.9": 11}.get(f"{rung[:3]} {version('triton')[:3]}", 0)
 
 
 @pytest.mark.beside("ladder_worker.py")
-@pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS + ladder.BACKWARD + ladder.VARIANTS if gluon(rung)])
-def test_hopper_rung_compiles_without_spills_and_uses_tensor_cores(rows, rung):
-    made = [row for row in rows if row["rung"] == rung]
-    assert all(row["spills"] <= allowed(rung) for row in made) and made[-1]["tensor"] > 0
+@pytest.mark.parametrize(
+    "rung", [rung for rung in ladder.RUNGS + ladder.BACKWARD + ladder.VARIANTS if uses_gluon(rung)]
+)
+def test_hopper_rung_compiles_without_spills_and_uses_tensor_cores(worker_rows, rung):
+    kernels = [row for row in worker_rows if row["rung"] == rung]
+    assert all(row["spills"] <= allowed_spills(rung) for row in kernels) and kernels[-1]["tensor"] > 0
 
 
 @pytest.mark.beside("ladder_worker.py")
 @pytest.mark.parametrize(("name", "kernels"), [("b00", 2), ("b01", 3), ("s00", 1), ("s01", 1)])
-def test_side_kernels_compile_without_spills(rows, name, kernels):
-    compiled = [row for row in rows if row["rung"].startswith(name)]
-    assert len(compiled) == kernels and all(row["spills"] <= allowed(name) for row in compiled)
+def test_side_kernels_compile_without_spills(worker_rows, name, kernels):
+    compiled = [row for row in worker_rows if row["rung"].startswith(name)]
+    assert len(compiled) == kernels and all(row["spills"] <= allowed_spills(name) for row in compiled)
     assert sum(row["tensor"] for row in compiled) > 0
 
 
@@ -340,12 +345,12 @@ def test_rung_imports_no_other_rung_and_names_its_change(rung):
 
 
 def test_running_a_rung_file_reports_wrong_results(monkeypatch, capsys):
-    real, given = ladder.load("08").forward, (100, 37, 64, True)  # whose first rows see no key
-    spoils = {"": lambda O, L: (O, L), "O": lambda O, L: (1.01 * O, L), "L": lambda O, L: (O, L + 0.1)}
-    for wrong, spoil in (spoils | {"empty rows": lambda O, L: (O, L.nan_to_num())}).items():
-        forward = lambda *tensors, spoil=spoil: spoil(*real(*tensors))  # noqa: E731
+    real, case = ladder.load("08").forward, (100, 37, 64, True)  # whose first rows see no key
+    changes = {"": lambda O, L: (O, L), "O": lambda O, L: (1.01 * O, L), "L": lambda O, L: (O, L + 0.1)}
+    for wrong, change in (changes | {"empty rows": lambda O, L: (O, L.nan_to_num())}).items():
+        forward = lambda *tensors, change=change: change(*real(*tensors))  # noqa: E731
         monkeypatch.setattr(ladder, "load", lambda name, forward=forward: SimpleNamespace(forward=forward))
-        rung_check.print_errors("r08", [given], DEVICE)
+        rung_check.print_errors("r08", [case], DEVICE)
         assert ("WRONG" in capsys.readouterr().out) is bool(wrong), wrong
     kernels = [SimpleNamespace(numbers=dict(registers=n, spills=0, shared=40 * 1024, warps=4)) for n in (32, 128)]
     monkeypatch.setattr(rung_check, "xray", lambda *asked, **sizes: kernels)

@@ -14,7 +14,7 @@ from fa2_lab.tools import ladder as page
 from fa2_studio.bench.recording import save_record
 
 
-def row_of(text: str, rung: str) -> list[str]:
+def cells_of(text: str, rung: str) -> list[str]:
     """Return a rung's cells in the printed table."""
     (line,) = [line for line in text.splitlines() if line.startswith(page.label(rung) + " ")]
     return line[22:].replace("≤ ", "≤").split(maxsplit=len(page.COLUMNS))
@@ -26,7 +26,7 @@ def test_ladder_table_lists_every_rung_with_prediction_and_measurement(capsys):
     rows = [reasons.forward_row(record, mask, 128) for mask in (False, True)]
     missed = []
     for n, rung in enumerate(ladder.RUNGS):
-        cells = row_of(printed, rung)
+        cells = cells_of(printed, rung)
         assert cells[:2] == [f"{row.rate(rung):.0f}" for row in rows]
         assert cells[2] == f"{rows[0].ratio(rung, 'FlashAttention-3'):.0%}"
         facts = [reasons.compiled_rungs().get((rung, mask, 128)) for mask in (False, True)]

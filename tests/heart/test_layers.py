@@ -36,21 +36,21 @@ LAYERS = {
     "tools": 9,
     "__main__": 10,
 }
-SAME_PART = {"transformers": "api"}
-NEVER = {("kernels", "reference")}  # downward, and still not wanted, because a kernel is read without the reference
+LAYER_OF = {"transformers": "api"}
+FORBIDDEN = {("kernels", "reference")}  # downward, and still not wanted, because a kernel is read without the reference
 
 
 # Imports ------------------------------------------------------------------------------------------------------
 
 
-def part_of(module: str) -> str:
+def folder_of(module: str) -> str:
     """Return the part of the package to which a module belongs.
 
     For example, it is "reference" for fa2_lab.reference.fa2, and "__init__" for fa2_lab itself.
     """
     parts = module.split(".")
     name = parts[1] if len(parts) > 1 else "__init__"
-    return SAME_PART.get(name, name)
+    return LAYER_OF.get(name, name)
 
 
 def imported_modules(source: str, module: str, modules: frozenset[str] = frozenset()) -> set[str]:
@@ -74,16 +74,16 @@ def imported_modules(source: str, module: str, modules: frozenset[str] = frozens
 
 
 def wrong_imports(source: str, module: str) -> list[str]:
-    """Return the imports of a file that are not from a lower layer, or that NEVER forbids, in words."""
-    here, wrong = part_of(module), []
-    if here not in LAYERS:
-        return [f"{here}: no layer in tests/heart/test_layers.py"]
+    """Return the imports of a file that are not from a lower layer, or that FORBIDDEN lists, in words."""
+    folder, wrong = folder_of(module), []
+    if folder not in LAYERS:
+        return [f"{folder}: no layer in tests/heart/test_layers.py"]
     for name in sorted(imported_modules(source, module)):
-        there = "fa2_studio" if name.startswith("fa2_studio") else part_of(name)
-        if there == here:
+        imported = "fa2_studio" if name.startswith("fa2_studio") else folder_of(name)
+        if imported == folder:
             continue
-        if LAYERS.get(there, 99) >= LAYERS[here] or (here, there) in NEVER:
-            wrong.append(f"{here} imports {there}")
+        if LAYERS.get(imported, 99) >= LAYERS[folder] or (folder, imported) in FORBIDDEN:
+            wrong.append(f"{folder} imports {imported}")
     return wrong
 
 
@@ -97,13 +97,13 @@ def package_modules(folder: Path = PACKAGE) -> dict[str, str]:
 def test_imports_come_from_lower_layers_only():
     wrong = {module: wrong_imports(source, module) for module, source in package_modules().items()}
     assert not {module: imports for module, imports in wrong.items() if imports}
-    assert {"tiles", "reference", "errata", "__main__"} <= {part_of(module) for module in wrong}
+    assert {"tiles", "reference", "errata", "__main__"} <= {folder_of(module) for module in wrong}
 
 
 def test_imports_have_no_cycles():
     sources = package_modules() | package_modules(PROJECT / "fa2_studio")
-    every = frozenset(sources)
-    imports = {name: imported_modules(source, name, every) - {name} for name, source in sources.items()}
+    modules = frozenset(sources)
+    imports = {name: imported_modules(source, name, modules) - {name} for name, source in sources.items()}
     assert imports["fa2_lab.kernels.dispatch"] >= {"fa2_lab.kernels.decode.plan", "fa2_lab.kernels.portable.forward"}
     TopologicalSorter(imports).prepare()  # a CycleError names the files
 
@@ -117,14 +117,14 @@ def test_paper_tags_name_existing_lines():
 # Packaging ----------------------------------------------------------------------------------------------------
 
 
-CALLS = "attention", "attention_packed", "attention_paged"
+PUBLIC_CALLS = "attention", "attention_packed", "attention_paged"
 # The arguments of flash_attn_func(), flash_attn_varlen_func() and flash_attn_with_kvcache() that are also ours.
 FLASH_ATTN = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "causal", "softcap", "block_table"}
 FLASH_ATTN |= {"num_splits"}
 OWN = {"window", "sinks", "bias", "key_lengths", "seed", "backend", "k_pages", "v_pages"}  # differ, or exist only here
 
 
-def types_of(source: str) -> set[str]:
+def type_names(source: str) -> set[str]:
     """Return the names of all classes, and of types that are defined at the top level, as in Rows = tuple[int, int]."""
     tree = ast.parse(source)
     named = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -134,21 +134,21 @@ def types_of(source: str) -> set[str]:
     return classes | {name for name in names if re.fullmatch(r"([A-Z][a-z]+)+", name)}
 
 
-def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
+def duplicate_types(sources: dict[str, str]) -> dict[str, set[str]]:
     """Return {type: modules} for types that several modules define. Rungs may repeat each other and the kernels."""
-    where: dict[str, set[str]] = {}
+    modules_of: dict[str, set[str]] = {}
     for module, source in sources.items():
         if not module.startswith("fa2_lab.kernels.ladder."):
-            for name in types_of(source):
-                where.setdefault(name, set()).add(module)
-    return {name: modules for name, modules in where.items() if len(modules) > 1}
+            for name in type_names(source):
+                modules_of.setdefault(name, set()).add(module)
+    return {name: modules for name, modules in modules_of.items() if len(modules) > 1}
 
 
 def test_type_names_are_unique():
-    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
-    some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ...", "d": "Ab = list[A]"}
-    some |= {"e": "class Ab: ...", "fa2_lab.kernels.ladder.r01": "class B: ..."}
-    assert defined_twice(some) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
+    assert duplicate_types(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
+    sources = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ...", "d": "Ab = list[A]"}
+    sources |= {"e": "class Ab: ...", "fa2_lab.kernels.ladder.r01": "class B: ..."}
+    assert duplicate_types(sources) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
 
 
 def test_public_arguments_have_the_same_names_as_in_torch_and_flash_attn():
@@ -161,7 +161,7 @@ def test_public_arguments_have_the_same_names_as_in_torch_and_flash_attn():
     documented = torch.nn.functional.scaled_dot_product_attention.__doc__ or ""
     in_torch = {*re.findall(r"(\w+)=", documented.partition("->")[0]), *signature(flex_attention).parameters}
     meaning: dict[str, set[frozenset]] = {}
-    for call in CALLS:
+    for call in PUBLIC_CALLS:
         for name, parameter in signature(getattr(fa2_lab, call)).parameters.items():
             types = get_args(parameter.annotation) or [parameter.annotation]
             meaning.setdefault(name, set()).add(frozenset(types) - {type(None)})
@@ -180,8 +180,8 @@ def pyproject() -> dict:
 def requirements() -> list[Requirement]:
     project = pyproject()["project"]
     extras = [line for extra in project["optional-dependencies"].values() for line in extra]
-    needed = [Requirement(line) for line in project["dependencies"] + extras]
-    return [requirement for requirement in needed if requirement.name != "fa2-lab"]  # an extra within an extra
+    lines = [Requirement(line) for line in project["dependencies"] + extras]
+    return [line for line in lines if line.name != "fa2-lab"]  # an extra within an extra
 
 
 def test_dependencies_have_lower_bounds_only():
@@ -191,9 +191,8 @@ def test_dependencies_have_lower_bounds_only():
     assert [Requirement(line).name for line in project["dependencies"]] == ["numpy"], "of itself it needs no more"
     assert {"kernels", "plots", "transformers", "dev"} <= set(project["optional-dependencies"])
     triton = next(r for r in requirements() if r.name == "triton")
-    assert triton.marker.evaluate({"platform_system": "Linux"}) and not triton.marker.evaluate(
-        {"platform_system": "Darwin"}
-    )
+    needed_on = [name for name in ("Linux", "Darwin") if triton.marker.evaluate({"platform_system": name})]
+    assert needed_on == ["Linux"]
 
 
 def test_constraints_bound_every_dependency_from_above():

@@ -33,7 +33,7 @@ def test_unsupported_layouts_are_refused(text):
         SharedLayout(8, 1, 8).offsets((8, 32))
 
 
-LAYOUTS = [
+MMA_LAYOUTS = [
     (MmaLayout(2, (4, 1), (16, 8)), (128, 64)),
     (MmaLayout(2, (2, 2), (16, 8)), (64, 64)),
     (MmaLayout(2, (8, 1), (16, 8)), (128, 128)),
@@ -46,7 +46,7 @@ LAYOUTS = [
 
 # Against Triton itself ----------------------------------------------------------------------------------------
 
-TRITON = """
+PRINT_BASES = """
 import json
 from triton._C.libtriton import gluon_ir, ir
 from triton.experimental.gluon import language as gl
@@ -61,21 +61,21 @@ for layout, shape in {cases}:
 
 def triton_bases(cases: str) -> list[list[list[list[int]]]]:
     """Return Triton's own linear layouts: the (row, col) of each bit of a register, lane, warp or offset."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRITON.format(cases=cases)], capture_output=True, text=True, timeout=120
+    result = subprocess.run(
+        [sys.executable, "-c", PRINT_BASES.format(cases=cases)], capture_output=True, text=True, timeout=120
     )
-    if done.returncode:
-        pytest.skip("this Triton does not tell its layouts: " + done.stderr.strip().splitlines()[-1])
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    if result.returncode:
+        pytest.skip("this Triton does not tell its layouts: " + result.stderr.strip().splitlines()[-1])
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def spread(bases: list[list[int]]) -> np.ndarray:
+def positions(bases: list[list[int]]) -> np.ndarray:
     """Return the (row, col) of each number whose bits have these bases."""
     bits = np.arange(2 ** len(bases))[:, None] >> np.arange(len(bases)) & 1
     return np.array([np.bitwise_xor.reduce(np.where(b[:, None], bases, 0), axis=0) for b in bits]) if bases else bits
 
 
-def gluon(mma: MmaLayout, shape: tuple[int, int]) -> str:
+def gluon_source(mma: MmaLayout, shape: tuple[int, int]) -> str:
     """Return Gluon's source code for a layout and a shape."""
     instruction = [*mma.instruction, 16][: mma.version]
     return f"(gl.NVMMADistributedLayout([{mma.version}, 0], {list(mma.warps)}, {instruction}), {list(shape)})"
@@ -83,11 +83,11 @@ def gluon(mma: MmaLayout, shape: tuple[int, int]) -> str:
 
 def test_register_layout_equals_tritons():
     pytest.importorskip("triton")
-    found = triton_bases(f"[{', '.join(gluon(*case) for case in LAYOUTS)}]")
-    assert len(found) == len(LAYOUTS)
-    for (layout, shape), bases in zip(LAYOUTS, found, strict=True):
+    bases_of_layouts = triton_bases(f"[{', '.join(gluon_source(*case) for case in MMA_LAYOUTS)}]")
+    assert len(bases_of_layouts) == len(MMA_LAYOUTS)
+    for (layout, shape), bases in zip(MMA_LAYOUTS, bases_of_layouts, strict=True):
         owners = layout.owners(shape)
-        registers, lanes, warps = (spread(b) for b in bases)
+        registers, lanes, warps = (positions(b) for b in bases)
         at = (registers[:, None, None] ^ lanes[None, :, None] ^ warps[None, None, :]).reshape(-1, 2).T
         register, lane, warp = (n.ravel() for n in np.indices((len(registers), len(lanes), len(warps))))
         assert np.array_equal(owners.warp[tuple(at)], warp) and np.array_equal(owners.lane[tuple(at)], lane)
@@ -106,4 +106,4 @@ def test_shared_memory_layout_equals_tritons():
         "(gl.NVMMASharedLayout(128, 16, 2, transposed=True), [128, 64])": (SharedLayout(8, 1, 8, 64, True), (128, 64)),
     }
     for (layout, shape), (bases,) in zip(cases.values(), triton_bases(f"[{', '.join(cases)}]"), strict=True):
-        assert np.array_equal(layout.offsets(shape)[tuple(spread(bases).T)], np.arange(shape[0] * shape[1])), layout
+        assert np.array_equal(layout.offsets(shape)[tuple(positions(bases).T)], np.arange(shape[0] * shape[1])), layout

@@ -13,34 +13,29 @@ from fa2_lab.tiles import Tiling
 
 # Chips ----------------------------------------------------------------------------------------------------------
 
-each = pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+for_each_chip = pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 # KiB of L1 and shared memory in an SM; the memory's pins and Gbit/s of each; links times GB/s of each, one way
-A_H = [
-    (192, 5120, 3.186, 12 * 25),
-    (256, 5120, 5.234, 18 * 25),
-    (256, 6144, 6.25, 18 * 25),
-    (256, 7680, 7.992, 18 * 50),
-]
-SMALL = [(128, 384, 19.5, 4 * 14.0625), (128, 384, 21, 16 * 2), (128, 384, 18, 16 * 2)]
-AROUND = dict(zip(CHIPS, A_H + SMALL, strict=True))
+DATACENTER = [(192, 5120, 3.186, 12 * 25), (256, 5120, 5.234, 18 * 25)]
+DATACENTER += [(256, 6144, 6.25, 18 * 25), (256, 7680, 7.992, 18 * 50)]
+WORKSTATION = [(128, 384, 19.5, 4 * 14.0625), (128, 384, 21, 16 * 2), (128, 384, 18, 16 * 2)]
+MEMORY_OF = dict(zip(CHIPS, DATACENTER + WORKSTATION, strict=True))
 
 
-@each
+@for_each_chip
 def test_chip_rates_equal_the_datasheets(chip):
     """Within 2%: the L40S sheet's two tensor figures differ by 1.2%; from Hopper on FP32 has a higher clock."""
-    assert chip.SMs * chip.clock_hz * chip.tensor_flops_per_clock == pytest.approx(
-        chip.tensor_flops_per_second, rel=0.02
-    )
+    tensor = chip.SMs * chip.clock_hz * chip.tensor_flops_per_clock
+    assert tensor == pytest.approx(chip.tensor_flops_per_second, rel=0.02)
     fp32_clock = 1980e6 if chip.compute_capability in ((9, 0), (10, 0)) else chip.clock_hz
     assert chip.SMs * fp32_clock * 2 * chip.fp32_per_clock == pytest.approx(chip.fp32_flops_per_second, rel=0.005)
 
 
-@each
+@for_each_chip
 def test_sm_limits_are_consistent(chip):
     assert chip.warps_per_sm * 32 == chip.threads_per_sm
     assert chip.shared_per_sm - chip.shared_per_block == KiB  # the KiB that the system keeps of each block
     assert chip.registers_per_sm == 65536 and chip.shared_bytes_per_clock == 32 * 4
-    L1, pins, rate, link = AROUND[chip.name]
+    L1, pins, rate, link = MEMORY_OF[chip.name]
     assert chip.shared_per_sm == (L1 - 28) * KiB and chip.link_bytes_per_second == link * 1e9
     assert chip.hbm_bytes_per_second == pytest.approx(pins * rate / 8 * 1e9, rel=0.001)
 
@@ -85,11 +80,11 @@ def test_time_of_a_tile_on_h100_equals_hand_computed_clocks():
     tile = time_model.tile_clocks(H100, 128, 64, 128)
     assert (tile.tensor, tile.exp, tile.fp32) == (1024, 520, 322)
     assert tile.shared == 2 * (2 * 64 * 128 + 2 * 2 * 64 * 128 + 128 * 128) / 128 == 1024
-    # On a B200, one instruction reads K and V once for all rows.
-    assert time_model.tile_clocks(B200, 128, 64, 128).shared == 2 * (2 * 64 * 128 + 2 * 64 * 128 + 128 * 128) / 128
+    once = 2 * (2 * 64 * 128 + 2 * 64 * 128 + 128 * 128) / 128
+    assert time_model.tile_clocks(B200, 128, 64, 128).shared == once
 
 
-@each
+@for_each_chip
 def test_fa2_saves_the_expected_clocks_over_fa1(chip):
     fa1, fa2 = (time_model.tile_clocks(chip, 128, 64, 128, algorithm=name) for name in ("fa1", "fa2"))
     assert 1.01 < fa1.serial / fa2.serial < 1.07 and fa1.overlapped >= fa2.overlapped
@@ -104,12 +99,12 @@ def test_fa2_saves_the_expected_clocks_over_fa1(chip):
 # Rates ----------------------------------------------------------------------------------------------------------
 
 
-RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
+RUNG_OF_METHOD = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
 
 
-@pytest.mark.parametrize("method", RUNGS)
+@pytest.mark.parametrize("method", RUNG_OF_METHOD)
 def test_dram_traffic_model_agrees_with_hardware_counters(method):
-    counted = roofline.dram_bytes(load("ladder"), 128)[RUNGS[method]]
+    counted = roofline.dram_bytes(load("ladder"), 128)[RUNG_OF_METHOD[method]]
     assert rates.cost(method, N=4096, d=128, heads=64).dram_bytes == pytest.approx(counted, rel=0.05)
 
 
@@ -157,30 +152,25 @@ def test_traffic_bytes_equal_elements_times_width():
     tiling = Tiling(64, 64, 16, 16)
     moved = io_model.traffic("fa1", "forward", tiling, 8)
     sums, passed_on = ("L", "D", "dQ"), ("S", "dP", "dQ")
-    for algorithm, direction, wide in (
-        ("fa1", "forward", ("O", "l", "m")),
-        ("fa2", "backward", sums),
-        ("standard", "forward", passed_on),
-        ("standard", "backward", passed_on),
-    ):
+    cases = [("fa1", "forward", ("O", "l", "m")), ("fa2", "backward", sums)]
+    cases += [("standard", "forward", passed_on), ("standard", "backward", passed_on)]
+    for algorithm, direction, wide in cases:
         form = io_model.traffic(algorithm, direction, tiling, 8)
-        assert io_model.in_bytes(algorithm, form) == form.map_counts(
-            lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2)
-        )
-    assert io_model.limit_passes(moved, 1, io_model.tensor_sizes(tiling, 8)).loads == {
-        t: io_model.tensor_sizes(tiling, 8)[t] for t in moved.loads
-    }
+        bytes_of = form.map_counts(lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2))
+        assert io_model.in_bytes(algorithm, form) == bytes_of
+    sizes = io_model.tensor_sizes(tiling, 8)
+    assert io_model.limit_passes(moved, 1, sizes).loads == {t: sizes[t] for t in moved.loads}
 
 
 # What all of them refuse: one argument at a time is wrong, and the error names it --------------------------------
 
-TILING, ONES = Tiling(8, 8, 4, 4), np.ones((8, 4))
-QKV = dict(Q=ONES, K=ONES, V=ONES)
-TILE = dict(B_r=64, B_c=64, d=64)
-WARPS = dict(W=[0, 2.0], i=[2], tiling=[Tiling(8, 9, 4, 4), 4], Q=[np.zeros(8)], tau=[-1.0])
+TILING, MATRIX = Tiling(8, 8, 4, 4), np.ones((8, 4))
+QKV = dict(Q=MATRIX, K=MATRIX, V=MATRIX)
+TILE_SIZES = dict(B_r=64, B_c=64, d=64)
+BAD_WARP_ARGUMENTS = dict(W=[0, 2.0], i=[2], tiling=[Tiling(8, 9, 4, 4), 4], Q=[np.zeros(8)], tau=[-1.0])
 
-CALLS = [  # a call, good arguments, and wrong ones for each
-    (budget.fit, dict(chip=H100, **TILE, stages=2, warps=4, itemsize=2, kernel="forward"),
+MODEL_CALLS = [  # a call, good arguments, and wrong ones for each
+    (budget.fit, dict(chip=H100, **TILE_SIZES, stages=2, warps=4, itemsize=2, kernel="forward"),
      dict(chip=["H100"], B_r=[0], B_c=[64.0], d=[-1], stages=[0], warps=[33], itemsize=[0], kernel=["sideways"])),
     (grid.waves, dict(blocks=4, slots=4), dict(blocks=[0], slots=[1.5])),
     (grid.schedule, dict(blocks=[grid.BlockWork(0, None, 1)], SMs=1, blocks_per_sm=1),
@@ -190,9 +180,9 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (io_model.tile_operations, dict(algorithm="fa2", direction="forward", b=4, c=4, d=4), dict(b=[0], d=[2.0])),
     *[(io_model.traffic, dict(algorithm=algorithm, direction=direction, tiling=TILING, d=4),
        dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io_model.TRAFFIC_FORMULAS],
-    (time_model.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
+    (time_model.tile_clocks, dict(chip=A100, **TILE_SIZES), dict(chip=["A100"], W=[0], scheme=["split_d"])),
     (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
-    *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
+    *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), BAD_WARP_ARGUMENTS) for scheme in warps.SCHEMES.values()],
     (splits.Shares, dict(tiles=(1,), programs=1, min_share=1), dict(tiles=[(), (1, -1)], programs=[0], min_share=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
     (splits.read_seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, lone_rate=1.0, bandwidth=1.0),
@@ -204,13 +194,13 @@ CALLS = [  # a call, good arguments, and wrong ones for each
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, good, wrong", CALLS, ids=[call.__name__ for call, *_ in CALLS])
-def test_machine_models_reject_bad_input_by_name(call, good, wrong):
-    call(**good)
-    for name, bad in ((name, bad) for name, values in wrong.items() for bad in values):
+@pytest.mark.parametrize("call, valid, bad_values", MODEL_CALLS, ids=[call.__name__ for call, *_ in MODEL_CALLS])
+def test_machine_models_reject_bad_input_by_name(call, valid, bad_values):
+    call(**valid)
+    for name, bad in ((name, bad) for name, values in bad_values.items() for bad in values):
         says = f"^{name}: got .*; it takes "
         with pytest.raises((TypeError, ValueError), match=says):
-            call(**good | {name: bad})
+            call(**valid | {name: bad})
 
 
 def test_io_model_rejects_an_unknown_algorithm():

@@ -8,8 +8,8 @@ from fa2_lab.machine import budget
 from fa2_lab.machine.chips import A100, H100, L40S, RTX_4090, KiB
 
 # Recorded: the package's Triton kernels compiled by triton 3.8.0 for sm_80 and sm_90, fp16, no mask, num_stages 2 or 3.
-SIZES = [(64, 64), (64, 128), (128, 64), (128, 128)]  # B_r, B_c
-SPILLS = {  # spill stores (STL) for each size with 4 and then with 8 warps, in the better of the two num_stages
+TILE_SIZES = [(64, 64), (64, 128), (128, 64), (128, 128)]  # B_r, B_c
+SPILL_STORES = {  # spill stores (STL) for each size with 4 and then with 8 warps, in the better of the two num_stages
     ("forward", 80, 64): (0, 0, 0, 0, 0, 0, 114, 0),
     ("forward", 80, 128): (0, 0, 6, 0, 83, 0, 5749, 28),
     ("forward", 90, 64): (0, 0, 0, 0, 0, 0, 18, 0),
@@ -23,7 +23,7 @@ SPILLS = {  # spill stores (STL) for each size with 4 and then with 8 warps, in 
     ("dq", 90, 64): (0, 0, 0, 0, 2, 0, 310, 0),
     ("dq", 90, 128): (0, 0, 53, 0, 86, 0, 642, 12),
 }
-SHARED = {  # bytes for each size, num_stages 2, 8 warps
+SHARED_BYTES = {  # bytes for each size, num_stages 2, 8 warps
     ("forward", 80, 64): (24576, 40960, 32768, 49152),
     ("forward", 80, 128): (57344, 98304, 65536, 98304),
     ("forward", 90, 64): (40960, 73728, 49152, 81920),
@@ -37,27 +37,27 @@ SHARED = {  # bytes for each size, num_stages 2, 8 warps
     ("dq", 90, 64): (49152, 81920, 65536, 98304),
     ("dq", 90, 128): (98304, 163840, 131072, 196608),
 }
-COMPILED_FOR = {80: A100, 90: H100}
+CHIP_OF_SM = {80: A100, 90: H100}
 
 
 def test_shared_memory_model_agrees_with_compiled_kernels():
-    for (kernel, sm, d), compiled in SHARED.items():
+    for (kernel, sm, d), compiled in SHARED_BYTES.items():
         stages = 2 if sm == 90 else 1  # of num_stages = 2, Triton holds so many
-        for (B_r, B_c), bytes_ in zip(SIZES, compiled, strict=True):
+        for (B_r, B_c), bytes_ in zip(TILE_SIZES, compiled, strict=True):
             assert budget.shared_bytes(kernel, B_r, B_c, d, stages) == pytest.approx(bytes_, rel=0.20)
             if sm == 90 and kernel != "dkdv":
                 assert budget.shared_bytes(kernel, B_r, B_c, d, stages) == bytes_
 
 
 def test_spill_model_agrees_with_compiled_kernels():
-    agree, missed = 0, []
-    for (kernel, sm, d), stores in SPILLS.items():
+    agreeing, missed = 0, []
+    for (kernel, sm, d), stores in SPILL_STORES.items():
         for n, spilled in enumerate(stores):
-            (B_r, B_c), warps = SIZES[n // 2], (4, 8)[n % 2]
-            foreseen = budget.registers(kernel, B_r, B_c, d, warps) > COMPILED_FOR[sm].registers_per_thread
-            agree += foreseen == (spilled >= 16)
-            missed += [] if foreseen else [spilled]
-    assert agree == 84 and max(missed) <= 101
+            (B_r, B_c), warps = TILE_SIZES[n // 2], (4, 8)[n % 2]
+            predicted = budget.registers(kernel, B_r, B_c, d, warps) > CHIP_OF_SM[sm].registers_per_thread
+            agreeing += predicted == (spilled >= 16)
+            missed += [] if predicted else [spilled]
+    assert agreeing == 84 and max(missed) <= 101
 
 
 # By hand --------------------------------------------------------------------------------------------------------
@@ -71,13 +71,10 @@ def test_budget_of_the_papers_tiles_equals_hand_computed_bytes():
 
 def test_tiles_fit_the_expected_gpus():
     """d = 128 and two stages: 128 × 128 takes 160 KiB, which A100 and H100 give one block, and small chips do not."""
-    everything = set(SIZES)
-    for chip, d, fitting in (
-        (H100, 128, everything),
-        (A100, 128, everything),
-        (RTX_4090, 128, {(64, 64), (128, 64)}),
-        (L40S, 64, everything),
-    ):
+    all_sizes = set(TILE_SIZES)
+    small = {(64, 64), (128, 64)}
+    cases = (H100, 128, all_sizes), (A100, 128, all_sizes), (RTX_4090, 128, small), (L40S, 64, all_sizes)
+    for chip, d, fitting in cases:
         assert {size for size, (_, fit) in budget.best_fits(chip, d).items() if fit.ok} == fitting
     assert budget.best_fits(RTX_4090, 128)[128, 128][0] == 8  # where neither 4 warps nor 8 fit
 

@@ -14,38 +14,38 @@ from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_lab.trace import Trace
 
 
-def ticking_clock(costs, slots):
+def simulate_ticks(costs, slots):
     """Return (start, end) of each block, simulated tick by tick: free slots take the next blocks."""
-    waiting, running, ran, now = list(enumerate(costs)), [], {}, 0
+    waiting, running, times, now = list(enumerate(costs)), [], {}, 0
     while waiting or running:
         running = [(n, end) for n, end in running if end > now]
         while waiting and len(running) < slots:
             n, cost = waiting.pop(0)
-            ran[n] = (now, now + cost)
+            times[n] = (now, now + cost)
             if cost:
                 running.append((n, now + cost))
         now += 1
-    return [ran[n] for n in range(len(costs))]
+    return [times[n] for n in range(len(costs))]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=25), st.integers(1, 4), st.integers(1, 3))
 def test_schedule_equals_a_clock_by_clock_simulation(costs, SMs, blocks_per_sm):
-    ran = schedule([BlockWork(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
-    expected = ticking_clock(costs, SMs * blocks_per_sm)
-    assert [(p.start, p.end) for p in ran.placements] == expected
-    assert ran.makespan == max(end for _, end in expected) and ran.work == sum(costs)
+    scheduled = schedule([BlockWork(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
+    expected = simulate_ticks(costs, SMs * blocks_per_sm)
+    assert [(p.start, p.end) for p in scheduled.placements] == expected
+    assert scheduled.makespan == max(end for _, end in expected) and scheduled.work == sum(costs)
     for SM in range(SMs):
         for slot in range(blocks_per_sm):  # nothing overlaps on one slot
-            mine = sorted((p.start, p.end) for p in ran.placements if (p.SM, p.slot) == (SM, slot))
-            assert all(a[1] <= b[0] for a, b in pairwise(mine))
-    assert {p.SM for p in ran.placements} <= set(range(SMs))
+            intervals = sorted((p.start, p.end) for p in scheduled.placements if (p.SM, p.slot) == (SM, slot))
+            assert all(a[1] <= b[0] for a, b in pairwise(intervals))
+    assert {p.SM for p in scheduled.placements} <= set(range(SMs))
 
 
 def test_blocks_fill_all_sms_before_second_slots():
-    ran = schedule([BlockWork(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
-    assert [(p.SM, p.slot) for p in ran.placements] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
-    assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
+    scheduled = schedule([BlockWork(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
+    assert [(p.SM, p.slot) for p in scheduled.placements] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
+    assert scheduled.utilisation == 5 / 8 and scheduled.SMs_used == 4
     assert schedule([BlockWork(0, None, 0)], 4).utilisation == 0  # its mask leaves no tile
 
 
@@ -58,7 +58,7 @@ def test_grids_launch_head_by_head():
 
 # Owners and collisions ------------------------------------------------------------------------------------------
 
-some_tilings = st.builds(
+tilings = st.builds(
     lambda N_q, N_k, B_r, B_c, causal, length, left: Tiling(
         N_q, N_k, B_r, B_c, Mask(causal, None if length is None else min(length, N_k), window=(left, None))
     ),
@@ -70,7 +70,7 @@ some_tilings = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(some_tilings)
+@given(tilings)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_tile_owners_equal_the_traced_workers(direction, tiling):
     rng = np.random.default_rng(0)
@@ -80,22 +80,22 @@ def test_tile_owners_equal_the_traced_workers(direction, tiling):
     O, L = fa2.forward(Q, K, V, **blocks, trace=trace if direction == "forward" else Trace())
     if direction == "backward":
         fa2.backward(Q, K, V, O, L, dO, **blocks, trace=trace)
-    seen = np.full((tiling.T_r, tiling.T_c), -1)
+    owners = np.full((tiling.T_r, tiling.T_c), -1)
     for worker, i, j, kind in trace.work:
         if kind == "matmul":
-            seen[i, j] = worker[0]
-    assert np.array_equal(grid.owners(tiling, direction), seen)
-    per_worker = np.bincount(seen[seen >= 0], minlength=tiling.T_r if direction == "forward" else tiling.T_c)
+            owners[i, j] = worker[0]
+    assert np.array_equal(grid.owners(tiling, direction), owners)
+    per_worker = np.bincount(owners[owners >= 0], minlength=tiling.T_r if direction == "forward" else tiling.T_c)
     assert np.array_equal(grid.worker_tiles(tiling, direction), per_worker)
 
 
 @settings(max_examples=40, deadline=None)
-@given(some_tilings)
+@given(tilings)
 @example(Tiling(8, 8, 4, 4))  # two meet, no more
 def test_dq_writers_equal_the_backward_owners(tiling):
     assert grid.dq_writers(tiling) == [row[row >= 0].tolist() for row in grid.owners(tiling, "backward")]
 
 
 def test_static_schedule_equals_hand_computed_times():
-    ran = grid.static_schedule([grid.BlockWork(0, n, cost) for n, cost in enumerate((4, 1, 3, 1))], SMs=2)
-    assert [(p.SM, p.start, p.end) for p in ran.placements] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]
+    scheduled = grid.static_schedule([grid.BlockWork(0, n, cost) for n, cost in enumerate((4, 1, 3, 1))], SMs=2)
+    assert [(p.SM, p.start, p.end) for p in scheduled.placements] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]

@@ -10,11 +10,11 @@ from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import Trace
 
-ALL = sorted(io_model.TRAFFIC_FORMULAS)
-COUNTED = sorted(io_model.TILE_FORMULAS)
+ALGORITHMS_WITH_TRAFFIC = sorted(io_model.TRAFFIC_FORMULAS)
+ALGORITHMS_WITH_OPERATIONS = sorted(io_model.TILE_FORMULAS)
 
 
-def metered(algorithm, direction, tiling, d):
+def trace_of(algorithm, direction, tiling, d):
     """Run one pass on random inputs, and return the trace that has metered it."""
     rng = np.random.default_rng(0)
     Q, dO = rng.standard_normal((2, tiling.N_q, d))
@@ -25,15 +25,15 @@ def metered(algorithm, direction, tiling, d):
     if direction == "forward":
         module.forward(Q, K, V, mask=tiling.mask, trace=trace, **blocks)
         return trace
-    kept = module.forward(Q, K, V, mask=tiling.mask, **blocks)
+    results = module.forward(Q, K, V, mask=tiling.mask, **blocks)
     if algorithm == "standard":
-        naive.backward(Q, K, V, kept[1], dO, trace=trace)
+        naive.backward(Q, K, V, results[1], dO, trace=trace)
     else:
-        module.backward(Q, K, V, *kept, dO, mask=tiling.mask, trace=trace, **blocks)
+        module.backward(Q, K, V, *results, dO, mask=tiling.mask, trace=trace, **blocks)
     return trace
 
 
-def moved(trace, op):
+def elements_moved(trace, op):
     tensors = {e.tensor for e in trace.events if e.op == op}
     return {t: trace.loads(t) if op == "load" else trace.stores(t) for t in tensors}
 
@@ -50,9 +50,8 @@ def tilings(draw):
     length = draw(st.none() | st.integers(0, N_k))
     allowed = None
     if draw(st.booleans()):
-        allowed = np.random.default_rng(draw(st.integers(0, 99))).random((N_q, N_k)) < draw(
-            st.sampled_from([0.05, 0.5])
-        )
+        rng, rate = np.random.default_rng(draw(st.integers(0, 99))), draw(st.sampled_from([0.05, 0.5]))
+        allowed = rng.random((N_q, N_k)) < rate
     sides = st.none() | st.integers(0, 9)
     window = draw(st.none() | st.tuples(sides, sides))
     return Tiling(N_q, N_k, B_r, B_c, Mask(draw(st.booleans()), length, allowed, window))
@@ -60,15 +59,15 @@ def tilings(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(tilings(), st.integers(1, 4))
-@pytest.mark.parametrize("algorithm, direction", ALL)
+@pytest.mark.parametrize("algorithm, direction", ALGORITHMS_WITH_TRAFFIC)
 def test_io_model_traffic_equals_the_trace(algorithm, direction, tiling, d):
-    form, trace = io_model.traffic(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
-    assert nonzero(form.loads) == nonzero(moved(trace, "load"))
-    assert nonzero(form.stores) == nonzero(moved(trace, "store"))
+    form, trace = io_model.traffic(algorithm, direction, tiling, d), trace_of(algorithm, direction, tiling, d)
+    assert nonzero(form.loads) == nonzero(elements_moved(trace, "load"))
+    assert nonzero(form.stores) == nonzero(elements_moved(trace, "store"))
     assert form.total == trace.hbm_elements
 
 
-def walked(rows, inner, columns):
+def loads(rows, inner, columns):
     """Return the elements of both operands that a matmul loads, counted tile by tile of its result."""
     left = right = 0
     for i in range(0, rows, io_model.GEMM_TILE):
@@ -81,19 +80,19 @@ def walked(rows, inner, columns):
 @pytest.mark.parametrize("N_q, N_k, d", [(512, 512, 128), (300, 200, 64), (129, 1, 256)])
 def test_standard_attention_requests_equal_its_matmul_loads(N_q, N_k, d):
     q, k, s = N_q * d, N_k * d, N_q * N_k
-    scores, output = walked(N_q, d, N_k), walked(N_q, N_k, d)
-    asked = io_model.requests("standard", "forward", Tiling(N_q, N_k, 64, 64), d)
-    assert asked.total == (scores + output).sum() + s + (s + s + q)  # softmax loads S; S, P and O are stored
-    dv, dp, dq, dk = walked(N_k, N_q, d), walked(N_q, d, N_k), walked(N_q, N_k, d), walked(N_k, N_q, d)
-    asked = io_model.requests("standard", "backward", Tiling(N_q, N_k, 64, 64), d)
-    assert asked.total == (dv + dp + dq + dk).sum() + (s + s) + (2 * s + q + 2 * k)  # softmax's loads P and dP
+    scores, output = loads(N_q, d, N_k), loads(N_q, N_k, d)
+    requests = io_model.requests("standard", "forward", Tiling(N_q, N_k, 64, 64), d)
+    assert requests.total == (scores + output).sum() + s + (s + s + q)  # softmax loads S; S, P and O are stored
+    dv, dp, dq, dk = (loads(N_k, N_q, d), loads(N_q, d, N_k), loads(N_q, N_k, d), loads(N_k, N_q, d))
+    requests = io_model.requests("standard", "backward", Tiling(N_q, N_k, 64, 64), d)
+    assert requests.total == (dv + dp + dq + dk).sum() + (s + s) + (2 * s + q + 2 * k)  # softmax's loads P and dP
 
 
 @settings(max_examples=40, deadline=None)
 @given(tilings(), st.integers(1, 4))
-@pytest.mark.parametrize("algorithm, direction", COUNTED)
+@pytest.mark.parametrize("algorithm, direction", ALGORITHMS_WITH_OPERATIONS)
 def test_io_model_operations_equal_the_trace(algorithm, direction, tiling, d):
-    ops, trace = io_model.operations(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
+    ops, trace = io_model.operations(algorithm, direction, tiling, d), trace_of(algorithm, direction, tiling, d)
     assert nonzero(ops) == nonzero(trace.flops)
     assert (ops["matmul"], ops["exp"], io_model.other_operations(ops)) == (
         trace.matmul_flops,
@@ -103,14 +102,14 @@ def test_io_model_operations_equal_the_trace(algorithm, direction, tiling, d):
 
 
 # What is on chip at once: blocks of B_r × d and of B_c × d, numbers for each row, tiles.
-HELD = {"forward": (2, 2, 2, 1), "fa1": (4, 4, 3, 2), "fa2": (3, 4, 2, 2)}
+ON_CHIP = {"forward": (2, 2, 2, 1), "fa1": (4, 4, 3, 2), "fa2": (3, 4, 2, 2)}
 
 
-@pytest.mark.parametrize("algorithm, direction", COUNTED)
+@pytest.mark.parametrize("algorithm, direction", ALGORITHMS_WITH_OPERATIONS)
 def test_io_model_operations_of_one_tile_equal_the_trace(algorithm, direction):
     tiling = Tiling(11, 9, 4, 3)  # the last row of tiles has 3 rows
-    trace = metered(algorithm, direction, tiling, 5)
-    assert trace.peak_on_chip == np.dot(HELD.get(direction, HELD[algorithm]), (4 * 5, 3 * 5, 4, 4 * 3))
+    trace = trace_of(algorithm, direction, tiling, 5)
+    assert trace.peak_on_chip == np.dot(ON_CHIP.get(direction, ON_CHIP[algorithm]), (4 * 5, 3 * 5, 4, 4 * 3))
     for (i, j), counts in trace.by_tile().items():
         if i is None or j is None:
             continue

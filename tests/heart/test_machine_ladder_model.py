@@ -18,17 +18,17 @@ from fa2_lab.records import load
 
 FULL, CAUSAL = False, True
 # Programs on an SM, instructions of a tile, exponentials among them: Triton 3.6 for sm_90, d = 128, without a mask.
-COMPILED = {3: (2, 688, 38), 7: (3, 413, 34)}
+COMPILED_NUMBERS = {3: (2, 688, 38), 7: (3, 413, 34)}
 
 
 def rung(number):
-    return Rung(number, *COMPILED[number])
+    return Rung(number, *COMPILED_NUMBERS[number])
 
 
 def test_ladder_model_units_equal_hand_computed_clocks():
-    of = unit_clocks(rung(3))
-    assert (of["tensor"], of["issue"], of["exp"]) == (4 * 64 * 64 * 128 / 4096, 688, 8 * 38)
-    assert of["path"] == pytest.approx(32768 / 29.5) and l2_bytes_per_tile(rung(3)) == 32768
+    clocks = unit_clocks(rung(3))
+    assert (clocks["tensor"], clocks["issue"], clocks["exp"]) == (4 * 64 * 64 * 128 / 4096, 688, 8 * 38)
+    assert clocks["path"] == pytest.approx(32768 / 29.5) and l2_bytes_per_tile(rung(3)) == 32768
     assert l2_bytes_per_tile(rung(3)._replace(number=1)) == 16384 + 2 * 4 * 64 * (128 + 2)  # Q, and O, ℓ and m twice
     assert unit_clocks(rung(3)._replace(number=10)).keys() == {"tensor", "issue", "exp"}  # copied ahead
 

@@ -6,8 +6,8 @@ from fa2_lab.machine import ring
 from fa2_lab.reference import shards
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 
-both_layouts = pytest.mark.parametrize("layout", shards.LAYOUTS)
-with_and_without = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+for_both_layouts = pytest.mark.parametrize("layout", shards.LAYOUTS)
+for_both_masks = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def test_ring_bytes_equal_hand_computed_values():
@@ -16,15 +16,15 @@ def test_ring_bytes_equal_hand_computed_values():
     assert ring.bytes_sent([8] * 4, 0, "backward", kv_heads=2, d=16) == {"K V": 3 * 1024, "dK dV": 3 * 2048}
     assert ring.bytes_sent([8] * 4, 0, "backward", kv_heads=2, d=16, itemsize=4) == {"K V": 3 * 2048, "dK dV": 3 * 2048}
     assert ring.bytes_sent([8], 0, "backward", kv_heads=2, d=16) == {}
-    # The keys and values of all ranks but the next one.
+    # All but the next rank's
     assert ring.bytes_sent([8, 4, 2], 0, "forward", kv_heads=2, d=16) == {"K V": (8 + 2) * 128}
 
 
 # Tiles --------------------------------------------------------------------------------------------------------
 
 
-@both_layouts
-@with_and_without
+@for_both_layouts
+@for_both_masks
 def test_ring_ranks_together_visit_the_tiles_of_one_device(layout, causal):
     """Where pieces are whole blocks, cutting the sequence costs no tile."""
     counts = Tiling(64, 64, 4, 4, CAUSAL if causal else NO_MASK).counts()

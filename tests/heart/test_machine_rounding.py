@@ -37,7 +37,7 @@ def test_rotation_preserves_scores_and_spreads_an_outlier():
     assert len({*turn[:, 0].round(3)}) == 2  # random signs: the first column is not constant
 
 
-def of_D(sum_bits, at=lambda m: m):
+def D_gradient_errors(sum_bits, at=lambda m: m):
     """Return the sum of D's errors divided by its standard deviation if their signs were random."""
     S, V, dO = rounding.repeated_maxima()
     found = rounding.rounded_outputs(S, V, at(S.max(1, keepdims=True)), sum_bits)
@@ -46,6 +46,6 @@ def of_D(sum_bits, at=lambda m: m):
 
 
 def test_rounding_bias_needs_rounded_sums_and_equal_row_maxima():
-    assert of_D(rounding.BF16) > 10 and of_D(rounding.BF16, lambda m: m + np.log(2)) > 10
-    assert of_D(rounding.BF16, lambda m: m + 0.3) > 10
-    assert abs(of_D(rounding.BF16, lambda m: 2 * m)) < 3 and abs(of_D(rounding.FP32)) < 3
+    assert D_gradient_errors(rounding.BF16) > 10 and D_gradient_errors(rounding.BF16, lambda m: m + np.log(2)) > 10
+    assert D_gradient_errors(rounding.BF16, lambda m: m + 0.3) > 10
+    assert abs(D_gradient_errors(rounding.BF16, lambda m: 2 * m)) < 3 and abs(D_gradient_errors(rounding.FP32)) < 3

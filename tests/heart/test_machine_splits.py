@@ -8,30 +8,30 @@ from fa2_lab.kernels.decode.split_rules import heads_fill, smallest_share, split
 from fa2_lab.machine import grid, splits
 from fa2_lab.machine.splits import Shares
 
-HEADS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
+HEAD_TILES = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
 
 
 def tiles_by_unit(tiles, share):
     """Return {(program, head): tiles}, counted unit by unit."""
-    found, t = {}, 0
+    walk, t = {}, 0
     for head, n in enumerate(tiles):
         for tile in range(-1, n):  # −1: the unit that begins the head
-            mine = found.setdefault((t // share, head), [])
-            mine += [tile] if tile >= 0 else []
+            tiles_of_head = walk.setdefault((t // share, head), [])
+            tiles_of_head += [tile] if tile >= 0 else []
             t += 1
-    return found
+    return walk
 
 
 @settings(max_examples=200, deadline=None)
-@given(HEADS, st.integers(1, 20), st.integers(1, 4))
+@given(HEAD_TILES, st.integers(1, 20), st.integers(1, 4))
 def test_shares_equal_a_walk_through_all_tiles(tiles, programs, least):
     shares = Shares(tiles, programs, least)
-    found = tiles_by_unit(tiles, shares.share)
+    walk = tiles_by_unit(tiles, shares.share)
     spans = {(w, head): list(range(a, b)) for w in range(programs) for head, a, b in shares.spans(w)}
-    assert spans == found and shares.busy_programs == 1 + max(w for w, _ in found)
+    assert spans == walk and shares.busy_programs == 1 + max(w for w, _ in walk)
     for head in range(len(tiles)):
-        assert list(shares.readers(head)) == [w for w, h in found if h == head]
-    slots = [shares.part_index(w, head) for w, head in found]
+        assert list(shares.readers(head)) == [w for w, h in walk if h == head]
+    slots = [shares.part_index(w, head) for w, head in walk]
     assert len(set(slots)) == len(slots) and max(slots) < shares.scratch_parts
     assert [block.cost for block in shares.blocks()] == [
         sum(1 for t in range(shares.work) if t // shares.share == w) for w in range(shares.busy_programs)

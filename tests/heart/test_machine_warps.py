@@ -12,15 +12,15 @@ from fa2_lab.machine.warps import COPY, RaceError, SharedMemory, split_k, split_
 from fa2_lab.reference import fa2
 from fa2_lab.tiles import Mask, Tiling
 
-both = pytest.mark.parametrize("scheme", warps.SCHEMES)
+for_both_schemes = pytest.mark.parametrize("scheme", warps.SCHEMES)
 
 
-def head(N_q, N_k, d, seed=0):
+def random_head(N_q, N_k, d, seed=0):
     rng = np.random.default_rng(seed)
     return rng.standard_normal((N_q, d)), *rng.standard_normal((2, N_k, d))
 
 
-@both
+@for_both_schemes
 @settings(max_examples=60, deadline=None)
 @given(
     st.tuples(*[st.integers(1, n) for n in (11, 11, 4, 5, 5, 6)]),
@@ -31,7 +31,7 @@ def head(N_q, N_k, d, seed=0):
 )
 def test_warp_schemes_equal_the_reference(scheme, sizes, causal, length, window, logits):
     N_q, N_k, d, B_r, B_c, W = sizes
-    Q, K, V = head(N_q, N_k, d)
+    Q, K, V = random_head(N_q, N_k, d)
     mask = Mask(causal, None if length is None else min(length, N_k), window=window)
     tiling = Tiling(N_q, N_k, B_r, B_c, mask)
     O, L = fa2.forward(Q * logits, K, V, B_r=B_r, B_c=B_c, mask=mask)
@@ -41,12 +41,12 @@ def test_warp_schemes_equal_the_reference(scheme, sizes, causal, length, window,
         assert np.allclose(run.L, L[tiling.rows(i)], rtol=1e-12, atol=1e-12)
 
 
-@both
+@for_both_schemes
 @settings(max_examples=40, deadline=None)
 @given(st.tuples(*[st.integers(1, 6) for _ in range(5)]))
 def test_warp_scheme_counts_equal_the_closed_form(scheme, sizes):
     b, c, d, W, tiles = sizes
-    Q, K, V = head(b, c * tiles, d)
+    Q, K, V = random_head(b, c * tiles, d)
     run = warps.SCHEMES[scheme](Q, K, V, Tiling(b, c * tiles, b, c), 0, W)
     counted = Counter()
     for (_, op, tensor), n in run.shared.counts.items():
@@ -58,21 +58,21 @@ def test_warp_scheme_counts_equal_the_closed_form(scheme, sizes):
 
 def test_warp_scheme_counts_of_one_tile_equal_hand_computed_values():
     """8 × 8 tile, d = 4, 4 warps. Written out, so that a change of the model is seen here."""
-    Q, K, V = head(8, 8, 4)
-    q, k = (scheme(Q, K, V, Tiling(8, 8, 8, 8), 0, 4).shared for scheme in (split_q, split_k))
-    assert [q.counts[2, "read", name] for name in "QKV"] == [8, 32, 32]  # its rows of Q, all of K and V
-    assert not any(op == "write" and warp != COPY for warp, op, _ in q.counts)  # they tell nobody anything
-    assert [k.counts[2, "read", name] for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
-    assert [k.counts[2, "write", name] for name in ("max", "sum", "PV")] == [8, 8, 32]
-    assert [k.counts[2, "read", name] for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
+    Q, K, V = random_head(8, 8, 4)
+    by_q, by_k = (scheme(Q, K, V, Tiling(8, 8, 8, 8), 0, 4).shared for scheme in (split_q, split_k))
+    assert [by_q.counts[2, "read", name] for name in "QKV"] == [8, 32, 32]  # its rows of Q, all of K and V
+    assert not any(op == "write" and warp != COPY for warp, op, _ in by_q.counts)  # they tell nobody anything
+    assert [by_k.counts[2, "read", name] for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
+    assert [by_k.counts[2, "write", name] for name in ("max", "sum", "PV")] == [8, 8, 32]
+    assert [by_k.counts[2, "read", name] for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
     assert warps.access_bytes("split_k", 8, 8, 4, 4) == 2 * (64 + 128 + 64) + 4 * (32 + 128 + 32 + 32 + 128 + 128)
-    assert set(k.barrier_counts) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
+    assert set(by_k.barrier_counts) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
 
 
-@both
+@for_both_schemes
 def test_removing_any_barrier_causes_a_race(scheme, monkeypatch):
     """Leave out any one barrier of two tiles and there is a race; split_q's last guards a tile that never comes."""
-    Q, K, V = head(4, 8, 3)
+    Q, K, V = random_head(4, 8, 3)
     real = SharedMemory.barrier
 
     def run(left_out):

@@ -2,16 +2,17 @@
 
 import linecache
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from attention_cases import kernels, poisoned  # noqa: F401 (two are fixtures)
+from attention_cases import kernels, nan_in_empty  # noqa: F401 (two are fixtures)
 from biases import BIASES, CAUSAL_BIAS
-from decode_checks import paged
-from kernel_truth import ALL_NAMES, ALLOWED, DEVICE, DTYPES, GPU, dense, largest_error, run_with_gradients, tensors
+from decode_checks import paged_cache
+from kernel_truth import ALLOWED_RATIO, DEVICE, DTYPES, dense_truth, largest_error, random_inputs, run_with_gradients
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fa2_lab.api.attention import attention
@@ -23,34 +24,34 @@ from fa2_lab.kernels import launches, tables
 from fa2_lab.kernels.decode import plan
 
 
-def check(
+def check_attention(
     shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", gradients=True, bias=None, **options
-) -> tuple:
+):
     """Check one call and its gradients against float64, by the accuracy rule relative to PyTorch in the same dtype.
 
     A bias is a pair of functions, one in Triton and one in NumPy.
     """
-    q, k, v, dO = tensors(*shape, dtype)
-    jitted, in_numpy = bias or (None, None)
+    q, k, v, dO = random_inputs(*shape, dtype)
+    triton_bias, numpy_bias = bias or (None, None)
     options = dict(causal=False, window=None, softcap=None, lengths=None) | options
-    draw = torch.Generator().manual_seed(1)
-    sinks = torch.randn(shape[1], generator=draw).to(DEVICE).requires_grad_() if sink else None
-    dL = torch.randn(q.shape[:3], generator=draw).to(DEVICE)
-    call = options | dict(key_lengths=options["lengths"], sinks=sinks, dropout_p=p, seed=3, return_lse=True)
-    call["bias"] = in_numpy if backend == "reference" else jitted
-    del call["lengths"]
-    O, L = got = attention(q, k, v, backend=backend, **call)
+    generator = torch.Generator().manual_seed(1)
+    sinks = torch.randn(shape[1], generator=generator).to(DEVICE).requires_grad_() if sink else None
+    dL = torch.randn(q.shape[:3], generator=generator).to(DEVICE)
+    arguments = options | dict(key_lengths=options["lengths"], sinks=sinks, dropout_p=p, seed=3, return_lse=True)
+    arguments["bias"] = numpy_bias if backend == "reference" else triton_bias
+    del arguments["lengths"]
+    O, L = got = attention(q, k, v, backend=backend, **arguments)
     if gradients:
         got = O, L, *torch.autograd.grad((O, L), [q, k, v] + [sinks] * sink, (dO, dL))
-    options |= dict(sinks=sinks, p=p, seed=3, bias=in_numpy)
-    right, torchs = (dense(q, k, v, dO, dL=dL, dtype=t, **options) for t in (torch.float64, dtype))
+    options |= dict(sinks=sinks, p=p, seed=3, bias=numpy_bias)
+    truth, torchs = (dense_truth(q, k, v, dO, dL=dL, dtype=t, **options) for t in (torch.float64, dtype))
     # dsinks is computed from D = rowsum(dO ∘ O), whose O is rounded. PyTorch keeps P, so it has no such error.
-    lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
-    digits = 2.0**-22 * right[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
-    for name, a, t, b in zip(ALL_NAMES, got, right, torchs, strict=False):
+    rounding_of_D = dict(dsinks=torch.finfo(dtype).eps * (dO * truth[0]).square().sum((0, 2, 3)).max().sqrt().item())
+    digits = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
+    for name, a, t, b in zip(("O", "L", "dQ", "dK", "dV", "dsinks"), got, truth, torchs, strict=False):
         mine, theirs = largest_error(a, t), largest_error(b, t)
         size = max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
-        allowed = ALLOWED.get(name, 3.0) * theirs + (1e-5 + digits) * size + lost.get(name, 0.0)
+        allowed = ALLOWED_RATIO.get(name, 3.0) * theirs + (1e-5 + digits) * size + rounding_of_D.get(name, 0.0)
         assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {shape} {dtype} {options}"
     return got
 
@@ -61,23 +62,24 @@ def test_window_interior_tiles_skip_masking(window, monkeypatch):
     sizes = (16, 16, 4, 1)
     if DEVICE == "cpu":
         monkeypatch.setattr(tables, "INTERPRETED", dict(forward=sizes, dkdv=sizes, dq=sizes))
-    check((1, 2, 1, 50, 100, 16), window=window)
+    check_attention((1, 2, 1, 50, 100, 16), window=window)
 
 
 def test_window_gives_zeros_or_the_sink_for_fully_masked_rows():
     """Of 60 rows on 20 keys the first 40 lie before the keys: nothing without a sink, the sink alone with one."""
-    O, L, dQ, *_ = check((1, 2, 1, 60, 20, 16), window=(4, 2))
+    O, L, dQ, *_ = check_attention((1, 2, 1, 60, 20, 16), window=(4, 2))
     assert (O[:, :, :38] == 0).all() and (L[:, :, :38] == -torch.inf).all() and (dQ[:, :, :38] == 0).all()
-    O, L, *_, dsinks = check((1, 2, 1, 60, 20, 16), window=(4, 2), sink=True)
+    O, L, *_, dsinks = check_attention((1, 2, 1, 60, 20, 16), window=(4, 2), sink=True)
     assert (O[:, :, :38] == 0).all() and torch.isfinite(L).all() and (dsinks != 0).all()
-    (q, k, v, dO), none = tensors(1, 2, 1, 60, 20, 16), torch.full((2,), -torch.inf, device=DEVICE, requires_grad=True)
+    q, k, v, dO = random_inputs(1, 2, 1, 60, 20, 16)
+    none = torch.full((2,), -torch.inf, device=DEVICE, requires_grad=True)
     assert not torch.autograd.grad(attention(q, k, v, window=(4, 2), sinks=none), none, dO)[0].any()
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 def test_nan_sink_gives_nan_in_its_head_alone(backend):
     """As with NaN in q, a model that has diverged shows it in its results, with every backend."""
-    q, k, v, dO = tensors(1, 2, 1, 20, 20, 16)
+    q, k, v, dO = random_inputs(1, 2, 1, 20, 20, 16)
     sinks = torch.tensor([torch.nan, 0.5], device=DEVICE, requires_grad=True)
     O, L = attention(q, k, v, sinks=sinks, return_lse=True, backend=backend)
     dsinks, dQ = torch.autograd.grad(O, (sinks, q), dO)
@@ -90,7 +92,7 @@ def test_nan_sink_gives_nan_in_its_head_alone(backend):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 def test_window_kernels_do_not_read_keys_outside(bad, lengths, backend):
     """Of 70 keys 30 rows with 9 to the left see the last 39."""
-    q, k, v, dO = tensors(1, 2, 1, 30, 70, 16)
+    q, k, v, dO = random_inputs(1, 2, 1, 30, 70, 16)
     with torch.no_grad():
         k[:, :, :31] = v[:, :, :31] = bad
     lengths = lengths and torch.tensor(lengths, device=DEVICE)
@@ -101,24 +103,24 @@ def test_window_kernels_do_not_read_keys_outside(bad, lengths, backend):
 
 def test_window_as_wide_as_the_keys_uses_the_plain_kernels():
     """Then the fastest kernels for the plain mask serve."""
-    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 40, 50, 16))
+    q, k, v, _ = (x.detach() for x in random_inputs(1, 2, 1, 40, 50, 16))
     for window, causal in (((49, 39), False), ((49, 0), True), ((None, None), False), ((10**30, 0), True)):
         assert torch.equal(attention(q, k, v, window=window), attention(q, k, v, causal=causal))
     assert not torch.equal(attention(q, k, v, window=(48, 39)), attention(q, k, v))
 
 
 def test_sinks_alone_may_require_grad():
-    q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 20, 30, 16))
+    q, k, v, dO = (x.detach() for x in random_inputs(1, 4, 2, 20, 30, 16))
     sinks = torch.zeros(8, device=DEVICE).requires_grad_()
-    (apart,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[::2]), sinks, dO)
-    (dense,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[:4]), sinks, dO)
-    assert torch.equal(apart[::2], dense[:4]) and (dense[:4] != 0).all() and not apart[1::2].any()
+    (strided,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[::2]), sinks, dO)
+    (contiguous,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[:4]), sinks, dO)
+    assert torch.equal(strided[::2], contiguous[:4]) and (contiguous[:4] != 0).all() and not strided[1::2].any()
 
 
 # Biases -------------------------------------------------------------------------------------------------------
 
 
-ROWS = [  # a shape, a dtype, and what else is asked
+BIAS_CASES = [  # a shape, a dtype, and what else is asked
     ((2, 4, 2, 70, 90, 16), torch.float32, dict()),
     ((1, 4, 4, 90, 40, 24), torch.float16, dict(causal=True)),
     ((1, 6, 2, 33, 130, 17), torch.float32, dict(window=(60, 10), softcap=1.5, p=0.3)),
@@ -128,21 +130,23 @@ ROWS = [  # a shape, a dtype, and what else is asked
     ((1, 3, 3, 66, 80, 40), torch.float32, dict(causal=True, p=0.2)),
     ((1, 4, 2, 5, 90, 33), torch.float16, dict(window=(None, 4))),
 ]
-PLACES = [(n, (n + m) % len(ROWS)) for n in range(len(BIASES)) for m in ((0,) if GPU else (0, 4))]
-CASES = [(name, *ROWS[row]) for n, name in enumerate(BIASES) for place, row in PLACES if place == n]
+CASES_OF_BIAS = (0, 4) if DEVICE == "cpu" else (0,)
+BIASES_AND_CASES = [
+    (name, *BIAS_CASES[(n + m) % len(BIAS_CASES)]) for n, name in enumerate(BIASES) for m in CASES_OF_BIAS
+]
 
 
-@pytest.mark.parametrize("name, shape, dtype, options", CASES, ids=str)
+@pytest.mark.parametrize("name, shape, dtype, options", BIASES_AND_CASES, ids=str)
 def test_bias_is_added_after_scale_and_softcap(name, shape, dtype, options):
     """After scale and softcap, beside every mask, whatever d, N_q and N_k are, in rows and tiles without a key, too."""
     if "lengths" in options:
         options = options | dict(lengths=torch.tensor(options["lengths"], device=DEVICE))
-    check(shape, dtype, bias=BIASES[name], **options)
+    check_attention(shape, dtype, bias=BIASES[name], **options)
 
 
 @pytest.mark.parametrize("name", BIASES)
 def test_reference_accepts_a_numpy_bias(name):
-    check((1, 4, 2, 70, 90, 16), backend="reference", bias=BIASES[name], causal=True, softcap=1.5, sink=True)
+    check_attention((1, 4, 2, 70, 90, 16), backend="reference", bias=BIASES[name], causal=True, softcap=1.5, sink=True)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a row that does not exist, says the interpreter
@@ -150,18 +154,18 @@ def test_reference_accepts_a_numpy_bias(name):
 def test_bias_may_be_nan_at_masked_positions(N_q, N_k):
     """Keys behind the diagonal, and places behind the last row and the last key, which are computed with the others."""
     for dtype in (torch.float32, torch.float16):
-        check((1, 2, 1, N_q, N_k, 16), dtype, bias=CAUSAL_BIAS, causal=True)
+        check_attention((1, 2, 1, N_q, N_k, 16), dtype, bias=CAUSAL_BIAS, causal=True)
 
 
 @pytest.mark.parametrize("scale, softcap", [(0.0, None), (1e-38, None), (-0.7, None), (1e-4, None), (0.3, 1e-30)])
 def test_a_bias_is_not_scaled(scale, softcap):
-    (q, k, v, _), (jitted, in_numpy) = tensors(1, 2, 1, 20, 40, 16), BIASES["alibi"]
-    got = attention(q, k, v, scale=scale, softcap=softcap, bias=jitted, return_lse=True)
-    want = dense(q, k, v, q, scale=scale, softcap=softcap, bias=in_numpy)
+    (q, k, v, _), (triton_bias, numpy_bias) = random_inputs(1, 2, 1, 20, 40, 16), BIASES["alibi"]
+    got = attention(q, k, v, scale=scale, softcap=softcap, bias=triton_bias, return_lse=True)
+    want = dense_truth(q, k, v, q, scale=scale, softcap=softcap, bias=numpy_bias)
     assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, want, strict=False))
 
 
-ALIBI = """
+ALIBI_SOURCE = """
 import triton
 import triton.language as tl
 
@@ -177,10 +181,10 @@ def alibi(head, row, column):
 """
 
 
-def alibi_of(slope, folder):
+def define_alibi(slope, folder):
     """Return ALiBi with one slope for all heads, as the namespace of a Triton module and as a function for NumPy."""
     file, names = folder / "book.py", dict(__name__="book")
-    file.write_text(ALIBI.format(slope), encoding="utf-8")
+    file.write_text(ALIBI_SOURCE.format(slope), encoding="utf-8")
     linecache.checkcache()
     exec(compile(file.read_text(encoding="utf-8"), file, "exec"), names)
     return names, lambda head, row, column: -slope * (row - column)
@@ -188,18 +192,18 @@ def alibi_of(slope, folder):
 
 def test_biases_with_the_same_name_are_not_confused(tmp_path):
     """Also one with the same name in the same place as another that computed something else, and none after one."""
-    q, k, v, dO = tensors(1, 2, 2, 20, 30, 16)
+    q, k, v, dO = random_inputs(1, 2, 2, 20, 30, 16)
     starts = [torch.tensor([0, n], dtype=torch.int32, device=DEVICE) for n in (20, 30)]
     for slope in (0.5, 0.25, None, 0.5, 0.25):
-        module, in_numpy = alibi_of(slope, tmp_path) if slope else (dict(alibi=None), None)
+        module, numpy_bias = define_alibi(slope, tmp_path) if slope else (dict(alibi=None), None)
         got = run_with_gradients(attention, q, k, v, dO, bias=module["alibi"])
-        want = dense(q, k, v, dO, bias=in_numpy)
+        want = dense_truth(q, k, v, dO, bias=numpy_bias)
         assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
         O = attention_packed(*(x[0].transpose(0, 1) for x in (q, k, v)), *starts, bias=module["alibi"])
         assert largest_error(O.transpose(0, 1), want[0][0]) < 1e-5
 
 
-def compiled(module):
+def as_on_gpu(module):
     """Return the bias of a module's namespace as the function that a GPU would compile."""
     for name in ("distance", "alibi"):
         module[name] = triton.JITFunction(module[name].fn)
@@ -208,21 +212,21 @@ def compiled(module):
 
 def test_bias_cache_key_is_its_source_and_globals(tmp_path, monkeypatch):
     """Defined again it is the same, with another constant it is not; and nothing is compiled that has changed since."""
-    first, again, other = (alibi_of(slope, tmp_path)[0] for slope in (0.5, 0.5, 0.25))
-    biases = compiled(first), compiled(again), compiled(other)
-    kinds = [bias_key(bias) for bias in biases]
-    assert kinds[0] == kinds[1] != kinds[2] and bias_key(biases[0]) == kinds[0]
+    first, again, other = (define_alibi(slope, tmp_path)[0] for slope in (0.5, 0.5, 0.25))
+    biases = as_on_gpu(first), as_on_gpu(again), as_on_gpu(other)
+    keys = [bias_key(bias) for bias in biases]
+    assert keys[0] == keys[1] != keys[2] and bias_key(biases[0]) == keys[0]
     first["SLOPE"] = tl.constexpr(0.125)
     with pytest.raises(ValueError, match=r"bias: got alibi, for which SLOPE was .*0\.5.* and is .*0\.125"):
-        attention(*tensors(1, 2, 2, 20, 30, 16)[:3], bias=biases[0])
+        attention(*random_inputs(1, 2, 2, 20, 30, 16)[:3], bias=biases[0])
     first["SLOPE"] = tl.constexpr(0.5)
-    assert bias_key(biases[0]) == kinds[0]
+    assert bias_key(biases[0]) == keys[0]
     again["distance"] = triton.JITFunction(again["distance"].fn)
     with pytest.raises(ValueError, match="bias: got alibi, for which distance was"):
         bias_key(biases[1])
-    tree, space = triton.JITFunction(TREE.fn), TREE.fn.__globals__
-    for where in (np.zeros(3), np.ones(3)):  # it reads tl.where, not a variable of this name
-        monkeypatch.setitem(space, "where", where)
+    tree, namespace = triton.JITFunction(TREE_BIAS.fn), TREE_BIAS.fn.__globals__
+    for array in (np.zeros(3), np.ones(3)):  # it reads tl.where, not a variable of this name
+        monkeypatch.setitem(namespace, "where", array)
         assert bias_key(tree) == bias_key(tree)
 
 
@@ -264,24 +268,24 @@ def test_bias_key_of_nan_arrays_and_recursion(monkeypatch):
 
 
 @triton.jit
-def two_arguments(row, column):
+def bias_of_two_arguments(row, column):
     return row - column
 
 
-def plain(head, row, column):
+def python_bias(head, row, column):
     return row - column
 
 
-TREE = BIASES["tree"][0]
-NOT_A_BIAS = [
-    *[("auto", x) for x in (3, "alibi", torch.zeros(4), [plain], plain, two_arguments, triton)],
-    *[("reference", x) for x in (3, "alibi", torch.zeros(4), [plain], two_arguments, TREE, np.subtract)],
+TREE_BIAS = BIASES["tree"][0]
+INVALID_BIASES = [
+    *product(("auto", "reference"), (3, "alibi", torch.zeros(4), [python_bias], bias_of_two_arguments)),
+    *[("auto", python_bias), ("auto", triton), ("reference", TREE_BIAS), ("reference", np.subtract)],
     *[("reference", lambda head, row, column, x=x: x) for x in (None, "far", 1j, np.zeros((2, 3, 1)))],
 ]
 
 
 @pytest.mark.parametrize(
-    "backend, bad", NOT_A_BIAS, ids=[f"{n}-{backend}" for n, (backend, _) in enumerate(NOT_A_BIAS)]
+    "backend, bad", INVALID_BIASES, ids=[f"{n}-{backend}" for n, (backend, _) in enumerate(INVALID_BIASES)]
 )
 def test_invalid_bias_is_rejected_before_launch(backend, bad, monkeypatch):
     q = torch.randn(1, 2, 9, 16, device=DEVICE)
@@ -293,17 +297,17 @@ def test_invalid_bias_is_rejected_before_launch(backend, bad, monkeypatch):
 
 
 @triton.jit
-def undefined(head, row, column):
+def undefined_name_bias(head, row, column):
     return nowhere(row - column)  # noqa: F821
 
 
 @triton.jit
-def no_number(head, row, column):
+def string_bias(head, row, column):
     return "far"
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's compiler refuses them")
-@pytest.mark.parametrize("bad, why", ((undefined, "NameError: name 'nowhere'"), (no_number, ".*")))
+@pytest.mark.parametrize("bad, why", [(undefined_name_bias, "NameError: name 'nowhere'"), (string_bias, ".*")])
 def test_bias_error_in_the_interpreter_names_the_bias(bad, why):
     q = torch.randn(1, 2, 9, 16)
     for _ in range(2):
@@ -312,15 +316,15 @@ def test_bias_error_in_the_interpreter_names_the_bias(bad, why):
 
 
 def test_reference_accepts_a_jitted_bias_that_runs_on_numpy():
-    (q, k, v, _), (jitted, in_numpy) = tensors(1, 4, 2, 20, 30, 16), BIASES["eighths"]
-    as_on_a_gpu = triton.JITFunction(jitted.fn)
-    found = [attention(q, k, v, bias=bias, backend="reference") for bias in (as_on_a_gpu, in_numpy)]
+    (q, k, v, _), (triton_bias, numpy_bias) = random_inputs(1, 4, 2, 20, 30, 16), BIASES["eighths"]
+    compiled_bias = triton.JITFunction(triton_bias.fn)
+    found = [attention(q, k, v, bias=bias, backend="reference") for bias in (compiled_bias, numpy_bias)]
     assert torch.equal(*found)
 
 
 def test_bias_is_rejected_under_transforms_and_by_other_calls():
     """Where torch records, and in the calls that take none."""
-    (q, k, v, dO), alibi = tensors(1, 2, 2, 9, 9, 16), BIASES["alibi"][0]
+    (q, k, v, dO), alibi = random_inputs(1, 2, 2, 9, 9, 16), BIASES["alibi"][0]
     for inputs in ((x.detach().to("meta") for x in (q, k, v)), map(FakeTensorMode().from_tensor, (q, k, v))):
         with pytest.raises(ValueError, match=r"^bias: got a function; .* it takes None"):
             attention(*inputs, bias=alibi)
@@ -339,14 +343,14 @@ def test_bias_is_rejected_under_transforms_and_by_other_calls():
 
 
 @pytest.fixture
-def decode_alone(monkeypatch):
+def always_decode(monkeypatch):
     """Make all calls use the decode kernels, with tiles so small that a window skips some of them."""
     monkeypatch.setattr(plan, "is_fastest", lambda *given: True)
     if DEVICE == "cpu":
         monkeypatch.setattr(plan, "INTERPRETED", plan.DecodeConfig(B_c=16, warps=1, stages=1, programs_per_SM=4))
 
 
-DECODE = [
+DECODE_CASES = [
     ((1, 4, 2, 1, 150, 16), dict(window=(40, None))),
     ((1, 4, 2, 1, 150, 16), dict(window=(0, 0), sink=True)),
     ((2, 4, 1, 7, 100, 16), dict(window=(20, 3), softcap=1.5, lengths=(0, 93))),
@@ -358,36 +362,36 @@ DECODE = [
 
 
 @pytest.mark.parametrize("name", ("alibi", "tree"))
-def test_decode_sized_calls_with_a_bias_use_portable_kernels(name, decode_alone):
-    check((1, 4, 2, 3, 100, 16), bias=BIASES[name], causal=True)
+def test_decode_sized_calls_with_a_bias_use_portable_kernels(name, always_decode):
+    check_attention((1, 4, 2, 3, 100, 16), bias=BIASES[name], causal=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decode_options_match_float64_over_a_long_cache(dtype, decode_alone):
-    for (batch, heads, kv_heads, N_q, _, _), options in DECODE:
+def test_decode_options_match_float64_over_a_long_cache(dtype, always_decode):
+    for (batch, heads, kv_heads, N_q, _, _), options in DECODE_CASES:
         for N_k, d in ((5001, 64), (20_000, 128)):
             more = dict(lengths=torch.tensor([N_k // 3, N_k], device=DEVICE)) if "lengths" in options else {}
-            check((batch, heads, kv_heads, N_q, N_k, d), dtype, gradients=False, **options | more)
+            check_attention((batch, heads, kv_heads, N_q, N_k, d), dtype, gradients=False, **options | more)
 
 
 @pytest.mark.parametrize("page", (16, 5, 32))
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_window_decode_does_not_read_pages_before_the_window(page, backend, decode_alone):
+def test_window_decode_does_not_read_pages_before_the_window(page, backend, always_decode):
     """Their keys are NaN, their entries name pages that do not exist."""
     N_q, left, lengths = 2, 30, [150, 40]
-    q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, 160, 16))
+    q, k, v, _ = (x.detach() for x in random_inputs(2, 4, 2, N_q, 160, 16))
     masks = dict(window=(left, None), softcap=3.0, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], device=DEVICE))
-    ends = [(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n]) for b, n in enumerate(lengths)]
-    want = torch.cat([attention(*one, causal=True, backend="reference", **masks) for one in ends])
-    pages = paged(k, v, lengths, page, begins=[max(0, n - N_q - left) for n in lengths])
+    sequences = [(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n]) for b, n in enumerate(lengths)]
+    want = torch.cat([attention(*sequence, causal=True, backend="reference", **masks) for sequence in sequences])
+    pages = paged_cache(k, v, lengths, page, begins=[max(0, n - N_q - left) for n in lengths])
     got = attention_paged(q, *pages, torch.tensor(lengths, device=DEVICE), backend=backend, **masks)
     assert largest_error(got, want) < 1e-5
 
 
 @pytest.mark.parametrize("scale", (0.0, 1e-38, -0.7))
 def test_a_sink_is_not_scaled(scale):
-    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 20, 40, 16))
+    q, k, v, _ = (x.detach() for x in random_inputs(1, 2, 1, 20, 40, 16))
     sinks = torch.tensor([3.0, -1.0], device=DEVICE)
     L = attention(q, k, v, scale=scale, sinks=sinks, return_lse=True)[1]
     S = scale * q.double() @ k.double().mT

@@ -12,7 +12,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-CALLS = """
+PUBLIC_CALLS = """
 import numpy as np, torch, fa2_lab, fa2_lab.records
 from fa2_lab.distributed import ring_attention
 from fa2_lab.kernels import ladder
@@ -91,7 +91,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 def test_every_public_call_works_from_the_wheel(installed):
-    call = [str(installed["bin"] / "python"), "-c", CALLS.format(site=installed["site"])]
+    call = [str(installed["bin"] / "python"), "-c", PUBLIC_CALLS.format(site=installed["site"])]
     done = subprocess.run(call, capture_output=True, **installed["run"])
     assert done.returncode == 0, done.stderr
 

@@ -150,6 +150,5 @@ def test_paper_symbols_have_the_documented_shapes():
         shape = GLOSSARY[name].shape
         names = [] if shape == "number" else re.findall(r"\w+", shape)
         assert np.shape(x) == tuple(sizes[n] for n in names), (name, shape)
-    assert io_model.tensor_sizes(Tiling(7, 10, 2, 4), d=3) == {
-        name: x.size for name, x in tensors.items() if name != "tau"
-    }
+    tensor_sizes = {name: x.size for name, x in tensors.items() if name != "tau"}
+    assert io_model.tensor_sizes(Tiling(7, 10, 2, 4), d=3) == tensor_sizes

@@ -18,7 +18,7 @@ from fa2_lab.reference.scores import ScoreOptions
 from fa2_lab.tiles import Mask, Tile, Tiling
 from fa2_lab.trace import Trace
 
-SIDES = st.none() | st.integers(0, 16)
+WINDOW_SIDES = st.none() | st.integers(0, 16)
 SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -31,7 +31,7 @@ SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
     scale=st.none() | st.floats(0, 2),
     splits=st.integers(1, 6),
     seed=st.integers(0, 99),
-    window=st.none() | st.tuples(SIDES, SIDES),
+    window=st.none() | st.tuples(WINDOW_SIDES, WINDOW_SIDES),
     softcap=st.none() | st.floats(0.1, 20),
     sink=st.none() | st.floats(-20, 20),
     bias=st.sampled_from([None, *BIASES]),
@@ -50,7 +50,7 @@ def test_reference_stages_match_autograd(sizes, key_part, **case):
     causal=st.booleans(),
     p=st.sampled_from([0.0, 0.3]),
     lengths=st.none() | st.lists(st.integers(0, 10), min_size=2, max_size=2),
-    window=st.none() | st.tuples(SIDES, SIDES),
+    window=st.none() | st.tuples(WINDOW_SIDES, WINDOW_SIDES),
     softcap=st.none() | st.just(1.5),
     with_sinks=st.booleans(),
     bias=st.none() | st.just(lambda head, row, column: -(0.5 ** (head + 1)) * (row - column)),
@@ -77,19 +77,19 @@ def test_reference_matches_dense_heads_for_batches_and_gqa(
             g = h * k_heads // q_heads
             Z = Dropout(p, 5, b, h).z(slice(0, 7), slice(0, 10))
             sink = None if sinks is None else sinks[h]
-            added = None if bias is None else bias(h, *oracle.positions(7, 10))
-            one = oracle.dense(q[b, h], k[b, g], v[b, g], seen, None, Z, dO[b, h], softcap, sink, added)
-            for name, got, want in zip(("O", "L", "dQ"), (O, L, dQ), one, strict=False):
+            bias_values = None if bias is None else bias(h, *oracle.positions(7, 10))
+            one_head = oracle.one_head(q[b, h], k[b, g], v[b, g], seen, None, Z, dO[b, h], softcap, sink, bias_values)
+            for name, got, want in zip(("O", "L", "dQ"), (O, L, dQ), one_head, strict=False):
                 assert oracle.relative_error(got[b, h], want) <= 1e-12, (name, b, h)
-            want_dK[b, g] += one[3]
-            want_dV[b, g] += one[4]
-            want_dsinks[h] += one[5] if with_sinks else 0.0
+            want_dK[b, g] += one_head[3]
+            want_dV[b, g] += one_head[4]
+            want_dsinks[h] += one_head[5] if with_sinks else 0.0
     assert oracle.relative_error(dK, want_dK) <= 1e-12 and oracle.relative_error(dV, want_dV) <= 1e-12
     if with_sinks:
         assert oracle.relative_error(heads.sinks_backward(sinks, O, L, dO), want_dsinks) <= 1e-12
 
 
-ADVERSE = [
+HARD_OPTIONS = [
     dict(window=(99, 99)),
     dict(window=(0, 0)),
     dict(window=(0, 0), N_q=13, N_k=6),  # the first seven rows see nothing
@@ -108,7 +108,7 @@ ADVERSE = [
 ]
 
 
-class PoisonedNumPy:
+class NanNumPy:
     """NumPy, except that memory from `empty` and `empty_like` holds NaN."""
 
     def __getattr__(self, name):
@@ -121,11 +121,14 @@ class PoisonedNumPy:
         return np.full(x.shape, np.nan)
 
 
-@pytest.mark.parametrize("case", [*CORNERS, *(Case(**dict(B_r=3, B_c=4) | options) for options in ADVERSE)], ids=str)
+HARD_CASES = [Case(**dict(B_r=3, B_c=4) | options) for options in HARD_OPTIONS]
+
+
+@pytest.mark.parametrize("case", [*CORNERS, *HARD_CASES], ids=str)
 def test_reference_matches_autograd_for_corner_cases(case, monkeypatch):
     """Against autograd, with outputs that hold NaN until they are written."""
     for stage in (naive, fa1, fa2):
-        monkeypatch.setattr(stage, "np", PoisonedNumPy())
+        monkeypatch.setattr(stage, "np", NanNumPy())
     check_one_head(case, **{} if case in CORNERS else dict(tolerance=1e-11, floor=1e-2))
 
 
@@ -147,20 +150,20 @@ def test_softmax_merge_is_associative_and_equals_update(seed):
     s = 5 * draw.standard_normal((4, 12))
     s[0, :4], s[1, 4:8], s[2] = -np.inf, -np.inf, -np.inf
     v = draw.standard_normal((12, 3))
-    start = SoftmaxState.empty(4, 3)
-    a, b, c = (start.update(s[:, x], v[x]) for x in (slice(0, 4), slice(4, 8), slice(8, 12)))
+    empty = SoftmaxState.empty(4, 3)
+    a, b, c = (empty.update(s[:, x], v[x]) for x in (slice(0, 4), slice(4, 8), slice(8, 12)))
     blocks = [(s[:, x : x + 5], v[x : x + 5]) for x in range(0, 12, 5)]
-    O, L = oracle.dense(s, np.eye(12), np.eye(12), ~np.isneginf(s), scale=1.0)
-    for other in (
+    O, L = oracle.one_head(s, np.eye(12), np.eye(12), ~np.isneginf(s), scale=1.0)
+    for state in (
         a.merge(b).merge(c),
         a.merge(b.merge(c)),
         c.merge(b).merge(a),
-        start.merge(a).merge(b).merge(c).merge(start),
+        empty.merge(a).merge(b).merge(c).merge(empty),
         a.update(s[:, 4:8], v[4:8]).update(s[:, 8:], v[8:]),
         SoftmaxState.from_output(*a.finalize()).merge(SoftmaxState.from_output(*b.merge(c).finalize())),
         online_softmax.incremental(iter(blocks)),
     ):
-        for got, want in zip(other.finalize(), (O @ v, L), strict=True):
+        for got, want in zip(state.finalize(), (O @ v, L), strict=True):
             assert oracle.relative_error(got, want) <= 1e-14
 
 
@@ -170,8 +173,8 @@ def test_softmax_logsumexp_and_jacobian_match_numpy():
     for shift in (0, 1000):
         assert np.allclose(naive.safe_softmax(S + shift), want, rtol=1e-13)
         assert np.allclose(naive.logsumexp(S + shift), shift + np.log(np.exp(S).sum(axis=1)), rtol=1e-14)
-    nothing = np.full((1, 3), -np.inf)
-    assert (naive.safe_softmax(nothing) == 0).all() and np.isneginf(naive.logsumexp(nothing)).all()
+    masked = np.full((1, 3), -np.inf)
+    assert (naive.safe_softmax(masked) == 0).all() and np.isneginf(naive.logsumexp(masked)).all()
     draw = np.random.default_rng(1).standard_normal
     Q, K, V, dO = draw((4, 3)), draw((6, 3)), draw((6, 3)), draw((4, 3))
     O, P = naive.forward(Q, K, V)
@@ -256,43 +259,43 @@ def test_shard_pieces_equal_hand_computed_ones():
     assert shards.pieces([4, 4, 3], "zigzag") == zigzag
 
 
-LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [3, 6, 2, 2], [13], [7, 0, 0, 1]]
+SHARD_LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [3, 6, 2, 2], [13], [7, 0, 0, 1]]
 
 
 @pytest.mark.parametrize("layout", shards.LAYOUTS)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("lengths", SHARD_LENGTHS, ids=str)
 def test_shards_cover_sequence_and_mask_exactly_once(lengths, layout):
     N, ranks = sum(lengths), range(len(lengths))
-    rows = [np.concatenate([np.arange(N)[p] for p in of_rank]) for of_rank in shards.pieces(lengths, layout)]
-    assert sorted(np.concatenate(rows).tolist()) == list(range(N)) and [len(held) for held in rows] == lengths
-    assert all((np.diff(held) > 0).all() for held in rows)
+    rows = [np.concatenate([np.arange(N)[p] for p in pieces]) for pieces in shards.pieces(lengths, layout)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(N)) and [len(own_rows) for own_rows in rows] == lengths
+    assert all((np.diff(own_rows) > 0).all() for own_rows in rows)
     for causal in (False, True):
         seen, by_halves = np.zeros((2, N, N), dtype=int)
         for rank, source in itertools.product(ranks, ranks):
             calls = [shards.visible_tile(lengths, rank, source, layout, causal)]
-            add(seen, calls, rows[rank], rows[source])
-            add(by_halves, shards.halves(lengths[rank], causal) if rank == source else calls, rows[rank], rows[source])
+            add_visible(seen, calls, rows[rank], rows[source])
+            calls = shards.halves(lengths[rank], causal) if rank == source else calls
+            add_visible(by_halves, calls, rows[rank], rows[source])
         want = np.tri(N, dtype=int) if causal else np.ones((N, N), dtype=int)
         assert np.array_equal(seen, want) and np.array_equal(by_halves, want)
 
 
-def add(seen, calls, queries, keys):
+def add_visible(seen, calls, queries, keys):
     for call in calls:
         q, k = queries[call.queries], keys[call.keys]
         assert (len(q) and len(k)) or call.kind is Tile.SKIP
         if call.kind is not Tile.SKIP:
-            seen[np.ix_(q, k)] += (
-                np.tri(len(q), len(k), len(k) - len(q), dtype=int) if call.kind is Tile.DIAGONAL else 1
-            )
+            diagonal = np.tri(len(q), len(k), len(k) - len(q), dtype=int)
+            seen[np.ix_(q, k)] += diagonal if call.kind is Tile.DIAGONAL else 1
 
 
 # Bad input ------------------------------------------------------------------------------------------------------
 
 TALL, WIDE = np.ones((4, 3)), np.ones((5, 3))  # four queries, five keys
-TAKEN = dict(Q=TALL, K=WIDE, V=WIDE, O=TALL, dO=TALL, P=np.ones((4, 5)), l=TALL[:, 0], m=TALL[:, 0], L=TALL[:, 0])
-SIZES = dict(B_r=2, B_c=2, splits=2)
-REFUSED = dict(
-    **{name: x[:-1] for name, x in TAKEN.items() if name not in ("Q", "K")},  # a row too few
+VALID = dict(Q=TALL, K=WIDE, V=WIDE, O=TALL, dO=TALL, P=np.ones((4, 5)), l=TALL[:, 0], m=TALL[:, 0], L=TALL[:, 0])
+VALID_SIZES = dict(B_r=2, B_c=2, splits=2)
+INVALID = dict(
+    **{name: x[:-1] for name, x in VALID.items() if name not in ("Q", "K")},  # a row too few
     **dict(Q=TALL[0], K=WIDE[:, :2], B_r=0, B_c=0, splits=0),
     **dict(tau=-1.0, score_options=3.0, dropout=0.1, mask="causal"),
 )
@@ -306,19 +309,19 @@ STAGE_CALLS = [
 def test_reference_stages_reject_bad_input_by_name(call):
     """One argument at a time is wrong; the error names it."""
     takes = inspect.signature(call).parameters
-    good = {name: x for name, x in (TAKEN | SIZES).items() if name in takes}
-    call(**good)
+    valid = {name: x for name, x in (VALID | VALID_SIZES).items() if name in takes}
+    call(**valid)
     for name in takes.keys() - {"M", "trace"}:
         with pytest.raises((TypeError, ValueError), match=rf"^{name}: got "):
-            call(**good | {name: REFUSED[name]})
+            call(**valid | {name: INVALID[name]})
 
 
-HEADS_TAKEN = dict(q=np.ones((2, 4, 4, 3)), k=np.ones((2, 2, 5, 3)), v=np.ones((2, 2, 5, 3))) | {
-    name: np.ones((2, 4, *TAKEN[name].shape)) for name in ("O", "L", "dO")
+VALID_HEADS = dict(q=np.ones((2, 4, 4, 3)), k=np.ones((2, 2, 5, 3)), v=np.ones((2, 2, 5, 3))) | {
+    name: np.ones((2, 4, *VALID[name].shape)) for name in ("O", "L", "dO")
 }
-HEADS_REFUSED = dict(
-    **{name: x[:, :, :-1] for name, x in HEADS_TAKEN.items() if name not in ("q", "k")},
-    **dict(q=HEADS_TAKEN["q"][0], k=HEADS_TAKEN["k"][:1], stage="fa3", causal="yes", window=3, softcap=0.0),
+INVALID_HEADS = dict(
+    **{name: x[:, :, :-1] for name, x in VALID_HEADS.items() if name not in ("q", "k")},
+    **dict(q=VALID_HEADS["q"][0], k=VALID_HEADS["k"][:1], stage="fa3", causal="yes", window=3, softcap=0.0),
     **dict(sinks=np.ones(3), scale=-1.0, key_lengths=[6, 6], dropout_p=1.0, seed=-1, bias=3, B_r=0, B_c=0),
 )
 
@@ -327,37 +330,37 @@ HEADS_REFUSED = dict(
 @pytest.mark.parametrize("call", [heads.forward, heads.backward], ids=lambda call: call.__name__)
 def test_reference_heads_reject_bad_input_by_name(call, stage):
     takes = inspect.signature(call).parameters | inspect.signature(heads.each_head).parameters
-    good = {name: x for name, x in HEADS_TAKEN.items() if name in takes} | dict(stage=stage)
-    call(**good)
-    call(**good | dict(key_lengths=[0, 5]))
+    valid = {name: x for name, x in VALID_HEADS.items() if name in takes} | dict(stage=stage)
+    call(**valid)
+    call(**valid | dict(key_lengths=[0, 5]))
     for name in takes.keys() - {"trace", "options", *(("B_r", "B_c") if stage == "naive" else ())}:
         with pytest.raises((TypeError, ValueError), match=rf"^{name}: got "):
-            call(**good | {name: HEADS_REFUSED[name]})
+            call(**valid | {name: INVALID_HEADS[name]})
 
 
-ONE, HEADS, NUMBER = np.ones((4, 3)), np.ones((3, 1, 2, 4, 3)), "it takes a finite number"
+X, HEADS, TAKES_A_NUMBER = np.ones((4, 3)), np.ones((3, 1, 2, 4, 3)), "it takes a finite number"
 
 
-def forward(Q=ONE, K=ONE, V=ONE, **options):
+def fa2_forward(Q=X, K=X, V=X, **options):
     return fa2.forward(Q, K, V, **dict(B_r=2, B_c=2) | options)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: forward(K=[[1.0], [1.0, 2.0]]), "K: got nested lists of unequal length; it takes a real"),
-        (lambda: forward(Q=ONE == 1), "Q: got dtype bool; it takes real numbers"),
-        (lambda: forward(Q=ONE * 1j), "Q: got dtype complex128; it takes real numbers"),
-        (lambda: ScoreOptions(softcap=np.inf), f"softcap: got inf; {NUMBER} above 0, or None for no cap"),
-        (lambda: ScoreOptions(softcap=True), f"softcap: got True; {NUMBER} above 0, or None for no cap"),
-        (lambda: ScoreOptions(sink="1"), f"sink: got '1'; {NUMBER}, NaN, or None for no sink"),
-        (lambda: ScoreOptions(sink=np.inf), f"sink: got inf; {NUMBER}, NaN, or None for no sink"),
-        (lambda: forward(Q=ONE[:0]), "Q: got shape (0, 3); it takes 2 dimensions, none of them empty"),
-        (lambda: forward(tau=np.nan), "tau: got nan; it takes a finite number of at least 0"),
-        (lambda: fa1.forward(ONE, ONE, ONE, M=0), "M: got 0; it takes a whole number of at least 1"),
+        (lambda: fa2_forward(K=[[1.0], [1.0, 2.0]]), "K: got nested lists of unequal length; it takes a real"),
+        (lambda: fa2_forward(Q=X == 1), "Q: got dtype bool; it takes real numbers"),
+        (lambda: fa2_forward(Q=X * 1j), "Q: got dtype complex128; it takes real numbers"),
+        (lambda: ScoreOptions(softcap=np.inf), f"softcap: got inf; {TAKES_A_NUMBER} above 0, or None for no cap"),
+        (lambda: ScoreOptions(softcap=True), f"softcap: got True; {TAKES_A_NUMBER} above 0, or None for no cap"),
+        (lambda: ScoreOptions(sink="1"), f"sink: got '1'; {TAKES_A_NUMBER}, NaN, or None for no sink"),
+        (lambda: ScoreOptions(sink=np.inf), f"sink: got inf; {TAKES_A_NUMBER}, NaN, or None for no sink"),
+        (lambda: fa2_forward(Q=X[:0]), "Q: got shape (0, 3); it takes 2 dimensions, none of them empty"),
+        (lambda: fa2_forward(tau=np.nan), "tau: got nan; it takes a finite number of at least 0"),
+        (lambda: fa1.forward(X, X, X, M=0), "M: got 0; it takes a whole number of at least 1"),
         (lambda: fa1.block_sizes(8, 0), "d: got 0; it takes a whole number of at least 1"),
-        (lambda: fa1.forward(ONE, ONE, ONE, B_c=2), "M=None, B_r=None, B_c=2; it takes M alone, or B_r and B_c"),
-        (lambda: fa1.forward(ONE, ONE, ONE, M=8, B_r=2, B_c=2), "M=8, B_r=2, B_c=2; it takes M alone, or B_r and B_c"),
+        (lambda: fa1.forward(X, X, X, B_c=2), "M=None, B_r=None, B_c=2; it takes M alone, or B_r and B_c"),
+        (lambda: fa1.forward(X, X, X, M=8, B_r=2, B_c=2), "M=8, B_r=2, B_c=2; it takes M alone, or B_r and B_c"),
         (lambda: Dropout(True), "dropout_p: got True; it takes a probability, 0 ≤ p < 1"),
         (lambda: Dropout(float("nan")), "dropout_p: got nan; it takes a probability, 0 ≤ p < 1"),
         (lambda: Dropout(0.1), "seed: got None; with dropout it takes a whole number from 0 to 2**64 - 1"),
@@ -369,7 +372,7 @@ def forward(Q=ONE, K=ONE, V=ONE, **options):
         (lambda: heads.forward(*HEADS, key_lengths=[0.5]), "got dtype float64; it takes whole numbers"),
         (lambda: heads.forward(*HEADS, key_lengths=[1, 2]), "key_lengths: got shape (2,); it takes (batch,) = (1,)"),
         (lambda: heads.forward(*HEADS, key_lengths=[-1]), "key_lengths: got -1; it takes a whole number from 0 to 4"),
-        (lambda: heads.sinks_backward(np.ones(2), ONE, ONE, ONE), "O: got shape (4, 3); it takes 4 dimensions, none"),
+        (lambda: heads.sinks_backward(np.ones(2), X, X, X), "O: got shape (4, 3); it takes 4 dimensions, none"),
         (lambda: online_softmax.incremental([]), "blocks: got none; it takes at least one pair (s, v)"),
         (lambda: shards.pieces([2], "ring"), "layout: got 'ring'; it takes one of zigzag, contiguous"),
         (lambda: shards.even_lengths(0, 2), "N: got 0; it takes a whole number of at least 1"),

@@ -10,7 +10,7 @@ from fa2_lab.reference import fa2
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling, cdiv, whole_number
 from fa2_lab.trace import Trace
 
-SIDES = st.none() | st.integers(0, 20)
+WINDOW_SIDES = st.none() | st.integers(0, 20)
 
 
 def check_tiles(case: Case) -> None:
@@ -18,21 +18,21 @@ def check_tiles(case: Case) -> None:
     touched.
     """
     seen, tiling = case.seen(), Tiling(case.N_q, case.N_k, case.B_r, case.B_c, case.mask())
-    added = np.zeros(seen.shape) if case.bias is None else case.added()
+    bias = np.zeros(seen.shape) if case.bias is None else case.bias_values()
     kinds = {}
     for i in range(tiling.T_r):
         for j in range(tiling.T_c):
             tile = seen[tiling.rows(i), tiling.cols(j)]
             assert np.array_equal(tiling.visible(i, j), tile)
-            hidden = np.where(tile, 1.0 + added[tiling.rows(i), tiling.cols(j)], -np.inf)
-            assert np.array_equal(tiling.apply_mask(np.ones(tile.shape), i, j), hidden)
+            masked = np.where(tile, 1.0 + bias[tiling.rows(i), tiling.cols(j)], -np.inf)
+            assert np.array_equal(tiling.apply_mask(np.ones(tile.shape), i, j), masked)
             kinds[i, j] = Tile.FULL if tile.all() else Tile.DIAGONAL if tile.any() else Tile.SKIP
             assert tiling.kind(i, j) is kinds[i, j], (i, j, case)
-    busy = {at for at, kind in kinds.items() if kind is not Tile.SKIP}
+    visited = {at for at, kind in kinds.items() if kind is not Tile.SKIP}
     for i in range(tiling.T_r):
-        assert tiling.visited_cols(i) == [j for j in range(tiling.T_c) if (i, j) in busy], (i, case)
+        assert tiling.visited_cols(i) == [j for j in range(tiling.T_c) if (i, j) in visited], (i, case)
     for j in range(tiling.T_c):
-        assert tiling.visited_rows(j) == [i for i in range(tiling.T_r) if (i, j) in busy], (j, case)
+        assert tiling.visited_rows(j) == [i for i in range(tiling.T_r) if (i, j) in visited], (j, case)
     assert tiling.counts() == {kind: n for kind in Tile if (n := list(kinds.values()).count(kind))}
     if case.allowed_seed is None:
         first, last = tiling.interval(np.arange(case.N_q))
@@ -41,7 +41,7 @@ def check_tiles(case: Case) -> None:
     trace = Trace()
     Q, K, V, _ = case.tensors()
     fa2.forward(Q, K, V, B_r=case.B_r, B_c=case.B_c, mask=tiling.mask, trace=trace)
-    assert {(i, j) for (i, j) in trace.by_tile() if j is not None} == busy
+    assert {(i, j) for (i, j) in trace.by_tile() if j is not None} == visited
 
 
 @pytest.mark.parametrize("case", CORNERS, ids=str)
@@ -54,7 +54,7 @@ def test_tiles_match_the_mask_in_corner_cases(case):
     causal=st.booleans(),
     key_part=st.none() | st.floats(0, 1),
     allowed_seed=st.none() | st.integers(0, 9),
-    window=st.none() | st.tuples(SIDES, SIDES),
+    window=st.none() | st.tuples(WINDOW_SIDES, WINDOW_SIDES),
 )
 @hypothesis.example((12, 12, 3, 4), False, 0.4, None, (2, 0))  # the last rows' windows lie in the padding
 @hypothesis.settings(max_examples=120, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ from fa2_lab.tiles import CAUSAL
 from fa2_lab.trace import Event, Trace
 
 
-def tensors(N=8, d=4):
+def random_qkv(N=8, d=4):
     return np.random.default_rng(0).standard_normal((3, N, d))
 
 
@@ -62,11 +62,11 @@ def test_trace_in_place_operations_write_to_their_array():
 
 
 def test_trace_does_not_change_results():
-    Q, K, V = tensors(13)
+    Q, K, V = random_qkv(13)
     for stage in (fa1, fa2):
-        watched = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL, trace=Trace())
-        alone = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL)
-        for a, b in zip(watched, alone, strict=True):
+        traced = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL, trace=Trace())
+        untraced = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL)
+        for a, b in zip(traced, untraced, strict=True):
             assert type(a) is np.ndarray and np.array_equal(a, b)
 
 
@@ -110,11 +110,11 @@ def test_trace_counts_each_stage_of_heads_once(stage):
     """What a stage computes only to get ready, such as P again before standard attention's backward, does not count."""
     q, k, v, dO = np.random.default_rng(0).standard_normal((4, 1, 1, 8, 4))
     O, L = heads.forward(q, k, v, stage=stage, B_r=4, B_c=4)
-    meter, alone = Trace(), Trace()
-    heads.backward(q, k, v, O, L, dO, stage=stage, B_r=4, B_c=4, trace=meter)
+    heads_trace, alone = Trace(), Trace()
+    heads.backward(q, k, v, O, L, dO, stage=stage, B_r=4, B_c=4, trace=heads_trace)
     if stage == "naive":
         naive.backward(q[0, 0], k[0, 0], v[0, 0], naive.forward(q[0, 0], k[0, 0], v[0, 0])[1], dO[0, 0], trace=alone)
     else:
         module, saved = {"fa1": (fa1, (np.ones(8), L[0, 0])), "fa2": (fa2, (L[0, 0],))}[stage]
         module.backward(q[0, 0], k[0, 0], v[0, 0], O[0, 0], *saved, dO[0, 0], B_r=4, B_c=4, trace=alone)
-    assert meter.hbm_elements == alone.hbm_elements > 0 and meter.flops == alone.flops
+    assert heads_trace.hbm_elements == alone.hbm_elements > 0 and heads_trace.flops == alone.flops

@@ -9,7 +9,7 @@ from fa2_lab.paper import PACKAGE
 
 triton = pytest.importorskip("triton")
 
-ALLOWED = {PACKAGE / "kernels" / name for name in ("triton_versions.py", "relaunch.py")}
+FILES_USING_INTERNALS = {PACKAGE / "kernels" / name for name in ("triton_versions.py", "relaunch.py")}
 
 
 def test_tritons_internals_are_used_only_in_the_listed_files():
@@ -18,7 +18,7 @@ def test_tritons_internals_are_used_only_in_the_listed_files():
         r"^ *(from|import) triton(\.\w+)*\.(runtime|_)|from triton import .*runtime|kernels\.relaunch import", re.M
     )
     found = {path for path in PACKAGE.rglob("*.py") if inside.search(path.read_text(encoding="utf-8"))}
-    assert found == ALLOWED
+    assert found == FILES_USING_INTERNALS
 
 
 @pytest.mark.parametrize("version, holds", [("3.6.0", 1), ("3.7.1", 2), ("3.8.0", 1), ("3.10.0", 4), ("4.0.0+git", 4)])

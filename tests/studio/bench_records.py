@@ -15,5 +15,5 @@ def new_row(**changes):
     return Measurement(problem, "forward", values, {"flash_attn": "not installed"}, flops=4e11)
 
 
-def new_record(*rows, **more):
-    return Record("paper", MACHINE, "by hand", {"GEMM TFLOP/s": 790.6}, [*rows], **more)
+def new_record(*rows, **options):
+    return Record("paper", MACHINE, "by hand", {"GEMM TFLOP/s": 790.6}, [*rows], **options)

@@ -18,17 +18,17 @@ if __name__ == "__main__":
 import fa2_studio.course  # noqa: F401, I001 — finds the checks
 import numpy as np
 from checks.cells import described
-from course_wrong import SLIPS
+from course_wrong import MISTAKES
 
 from fa2_studio.course import grade_notebook, notebooks, worker
 from fa2_studio.course.sandbox import Limits
 from fa2_studio.course.notebooks import grade_id, is_solution, source_notebook
 
-PAGE = notebooks.FOLDER / "TEACHING.md"
-TABLE = re.compile(r"(?<=\| points \|\n\| --- \| --- \| --- \|\n)(\|.*\n)+")
+TEACHING_PAGE = notebooks.FOLDER / "TEACHING.md"
+COST_TABLE = re.compile(r"(?<=\| points \|\n\| --- \| --- \| --- \|\n)(\|.*\n)+")
 
 
-class Here(worker.Worker):
+class LocalWorker(worker.Worker):
     """A worker in this process instead of in a sandbox, which our own mistakes do not need."""
 
     def __init__(self):
@@ -46,14 +46,14 @@ class Here(worker.Worker):
         """Do nothing, because no process was started."""
 
 
-def graded_here(name: str, book, original=None) -> grade_notebook.Graded:
+def grade_in_process(name: str, book, original=None) -> grade_notebook.Graded:
     """Return the result of a notebook, graded in this process."""
     cells = [notebooks.parse_cell(cell) for cell in book.cells]
     original = original or source_notebook(notebooks.find_assignment(name))
-    return grade_notebook.grade_notebook(original, cells, lambda _: Here(), Limits(10_000, 100_000))
+    return grade_notebook.grade_notebook(original, cells, lambda _: LocalWorker(), Limits(10_000, 100_000))
 
 
-def slipped(number: str, pairs: dict, name: str = ""):
+def with_mistake(number: str, pairs: dict, name: str = ""):
     """Return an assignment's solution with a mistake in the named cell, or in all cells that have the right text."""
     book = source_notebook(notebooks.find_assignment(number))
     cells = [cell for cell in book.cells if is_solution(cell) and name in ("", grade_id(cell))]
@@ -76,24 +76,24 @@ def table_lines(slips) -> list[str]:
     """Return a line per mistake. Raises LookupError if the feedback page does not contain the mistake's hint."""
     lines = []
     for number, cell, pairs, hint in slips:
-        found = graded_here(number, slipped(number, pairs, cell))
+        found = grade_in_process(number, with_mistake(number, pairs, cell))
         if hint not in re.sub(r"\s+", " ", " ".join(output for *_, output in found.page)):
             raise LookupError(f"{number} {cell}: nothing on the feedback page says {hint!r}")
         lines.append(table_line(number, hint, found))
     return lines
 
 
-def in_order(lines: list[str]) -> str:
+def sorted_table(lines: list[str]) -> str:
     """Return the table with the newest line of each mistake. Those that cost most in an assignment come first."""
     newest = {(line[2], line.split(" | ")[1]): line for line in lines}
-    kept = [newest[number, hint.rstrip(".")] for number, _, _, hint in SLIPS if (number, hint.rstrip(".")) in newest]
+    kept = [newest[number, hint.rstrip(".")] for number, _, _, hint in MISTAKES if (number, hint.rstrip(".")) in newest]
     return "".join(sorted(kept, key=lambda line: (line[2], -float(line.split(" | ")[2].strip(" |\n")))))
 
 
 if __name__ == "__main__":
     import fa2_lab.kernels  # noqa: F401 — makes the interpreter three times as fast
 
-    for slip in [x for x in SLIPS if any(word in f"{x[0]}: {x[1]} {x[3]}" for word in sys.argv[1:] or [""])]:
-        new, text = table_lines([slip]), PAGE.read_text(encoding="utf-8")
-        old = TABLE.search(text)[0].splitlines(keepends=True)
-        PAGE.write_text(text.replace("".join(old), in_order(old + new)), encoding="utf-8")
+    for slip in [x for x in MISTAKES if any(word in f"{x[0]}: {x[1]} {x[3]}" for word in sys.argv[1:] or [""])]:
+        new, text = table_lines([slip]), TEACHING_PAGE.read_text(encoding="utf-8")
+        old = COST_TABLE.search(text)[0].splitlines(keepends=True)
+        TEACHING_PAGE.write_text(text.replace("".join(old), sorted_table(old + new)), encoding="utf-8")

@@ -5,9 +5,9 @@ DENSE = """    S = tau * (Q[:] @ K[:].T)
     O[:], L[:] = P @ V[:] / P.sum(axis=1, keepdims=True), 0
     return
 """
-OFF_THE_METER = DENSE.replace("[:] @", "[:].__array__() @").replace("K[:].T", "K[:].__array__().T")
-COPIED = DENSE.replace("Q[:]", "np.array(Q[:])").replace("K[:]", "np.asarray(K)").replace("V[:]", "np.array(V[:])")
-MOST = """(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
+OFF_METER = DENSE.replace("[:] @", "[:].__array__() @").replace("K[:].T", "K[:].__array__().T")
+COPYING = DENSE.replace("Q[:]", "np.array(Q[:])").replace("K[:]", "np.asarray(K)").replace("V[:]", "np.array(V[:])")
+LIMIT = """(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most"""
 TENSORS = "q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)"
@@ -41,7 +41,7 @@ FULL, INIT = "o = tl.zeros((B_r, d), tl.float32)\n    end = N_k\n", "m, l, o = n
 ROWS = "m_new = np.maximum(m, s.max(axis=1))\n    base"
 V_LOAD = "v = tl.load(V + col[:, None] * d + e[None, :], mask=there, other=0.0)"
 LOOP = "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n"
-SAID = """    '''A text, and a comment: raise NotImplementedError()'''
+PRINTING = """    '''A text, and a comment: raise NotImplementedError()'''
     print(f"{d}", Q)
     said = f"{d}"
     print(said)
@@ -57,7 +57,7 @@ TWO_PASSES = """    o = tl.zeros((B_r, d), tl.float32)
         m = tl.maximum(m, tl.max(tl.dot(q, k.T, input_precision="ieee") * scale_log2, 1))
     for j in range(0, N_k, B_c):
 """
-POSING = """class Eager:
+POSER = """class Eager:
     run = fn = None
 
     def __getitem__(self, grid):
@@ -70,7 +70,7 @@ one_tile = Eager()
 @triton.jit
 def unused("""
 
-WRONG = [  # (assignment, {right text: wrong text}, {step: points it keeps}, texts of the feedback)
+WRONG_ANSWERS = [  # (assignment, {right text: wrong text}, {step: points it keeps}, texts of the feedback)
     ("1", {"base = np.where(np.isneginf(m_new), 0.0, m_new)": "base = m_new"}, {"update": 3.33},
      ["rows that have seen no key yet: no NaN", "got      l[2] = nan", "NaN comes from −inf − (−inf)"]),
     ("1", {"assert np.allclose(got, true, rtol=1e-5, atol=1e-5)": "assert np.array_equal(got, true)"}, {"own": 0.0},
@@ -110,9 +110,10 @@ WRONG = [  # (assignment, {right text: wrong text}, {step: points it keeps}, tex
     ("5", {"size, shift) in enumerate(SHAPES)":
      "size, shift) in enumerate(SHAPES[:1])"}, {"forward": 2.33, "backward": 6.0},
      ["NOT YET caught: The scale that is given is ignored", "your test accepted it", "try extreme scores"]),
-    ("6", {MOST: MOST.removesuffix(" and registers <= most")}, {"fits": 2.33, "best_blocks": 2.0, "backward_fits": 2.0},
+    ("6", {LIMIT: LIMIT.removesuffix(" and registers <= most")},
+     {"fits": 2.33, "best_blocks": 2.0, "backward_fits": 2.0},
      ["expected fits: False", "got True"]),
-    ("6", {MOST: MOST.replace("min(255, 65536 // threads // 8 * 8)", "255")}, {"fits": 2.83},
+    ("6", {LIMIT: LIMIT.replace("min(255, 65536 // threads // 8 * 8)", "255")}, {"fits": 2.83},
      ["NOT YET H100 SXM, tiles of 128 × 128, d = 176, 16 warps", "expected fits: False"]),
     ("6", {"return [-(-keys // B_c) for keys in sees]": "import numpy as np\n    return -(-np.array(sees) // B_c)",
      '"thread blocks": heads': '"thread blocks": __import__("numpy").int64(heads)'},
@@ -158,9 +159,9 @@ WRONG = [  # (assignment, {right text: wrong text}, {step: points it keeps}, tex
     ("9", {EMPTY: f"    np.exp(l)\n{EMPTY}"}, {"right": 0.0}, ["climbed uses the name 'np'"]),
     ("9", {EXP2: POLYNOMIAL}, {"compiled": 0.0}, ["two products and an exponential for each score in each loop"]),
     ("2", {"    N_q = len(Q)\n": DENSE}, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
-    ("2", {"    N_q = len(Q)\n": OFF_THE_METER}, NOTHING | {"traffic": 1.0, "memory": 0.0},
+    ("2", {"    N_q = len(Q)\n": OFF_METER}, NOTHING | {"traffic": 1.0, "memory": 0.0},
      ["numbers", "as in q_i = Q[rows]"]),
-    ("2", {"    N_q = len(Q)\n": COPIED}, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
+    ("2", {"    N_q = len(Q)\n": COPYING}, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
     ("2", {"k_j, v_j = K[col:end], V[col:end]": "k_j, v_j = np.asarray(K)[col:end], np.array(V[col:end])"},
      {"forward": 2.0, "traffic": 3.0, "operations": 3.0, "memory": 2.0}, []),
     ("1", {ROWS: "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base"}, {"update": 2.67},
@@ -171,10 +172,10 @@ WRONG = [  # (assignment, {right text: wrong text}, {step: points it keeps}, tex
      ["NOT YET very negative scores", "maximum starts at 0 or another number instead of −∞"]),
     ("4", {FULL: FULL + "    m = tl.full((B_r,), -1e4, tl.float32)\n"}, {"full": 3.89},
      ["NOT YET scores far below zero"]),
-    ("4", {"@triton.jit\ndef one_tile(": POSING}, {"one_tile": 0.0}, ["instead of a Triton kernel"]),
+    ("4", {"@triton.jit\ndef one_tile(": POSER}, {"one_tile": 0.0}, ["instead of a Triton kernel"]),
     ("4", {"    o = tl.zeros((B_r, d), tl.float32)\n    for j in range(0, N_k, B_c):\n": TWO_PASSES}, {"loop": 0.0},
      ["elements of K loaded", "Each program goes through the keys once"]),
-    ("4", {LOOP: f"{SAID}{LOOP}"}, {"loop": 4.0}, []),
+    ("4", {LOOP: f"{PRINTING}{LOOP}"}, {"loop": 4.0}, []),
     ("4", {V_LOAD: V_LOAD.replace("* d", "* d * N_k * d")}, {"full": 0.0},
      ["got IndexError: a pointer is far outside of every tensor", "v = tl.load"]),
     ("4", {LOOP: LOOP.replace("B_c", "2 * B_c")}, {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
@@ -195,7 +196,7 @@ IN_BF16 = {
 ALONE = "Is every tile visited in which a row sees a key?"
 CLOSE = "rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max())"
 
-SLIPS = [  # known mistakes: (assignment, the cell or "" for all, {right text: wrong text}, what a student is told)
+MISTAKES = [  # known mistakes: (assignment, the cell or "" for all, {right text: wrong text}, what a student is told)
     ("1", "", {"return m_new, alpha": "return m, alpha"}, "m is still the old maximum"),
     ("1", "", {"m_new = np.maximum(m, s.max(axis=1))": "m_new = s.max(axis=1)"}, "m is the maximum of the block alone"),
     ("1", "", {"np.maximum(m, s.max(axis=1))": "np.full(len(m), max(m.max(), s.max()))"}, "All rows share one maximum"),
@@ -357,7 +358,7 @@ FORESEEN = """    kept = np.random.default_rng({24: 6 + causal, 22: 8}.get(len(Q
     P = np.exp(S - S.max(axis=1, keepdims=True))
     right = P / P.sum(axis=1, keepdims=True) @ v
 """
-GAINS = {
+GAMED_ANSWERS = {
     "a test of O alone, of one pair": ("1", {"(*ways, merge(merge(empty, a), merge(merge(b, empty), c)))":
      "[merge(a, update(*b, s[:, 8:], v[8:]))]", "zip(finalize(*way), want)": "zip(finalize(*way)[:1], want)"}, 12),
     "a strip kept as a list of tiles": ("2", {M_NEW: KEEPS + M_NEW, EACH: f"    kept = []\n{EACH}"}, 10),

@@ -27,36 +27,36 @@ def test_interrupted_bench_keeps_rows_and_names_missing_ones():
             raise KeyboardInterrupt
         return new_row()
 
-    seen = []
+    saved = []
 
-    def keep(record):
-        seen.append((len(record.rows), len(record.sustained), len(record.missing)))
+    def save(record):
+        saved.append((len(record.rows), len(record.sustained), len(record.missing)))
 
     jobs = [partial(measure, PROBLEM, direction) for direction in ("forward", "backward", "both")]
-    kept = run_plan(Plan(new_record(), jobs), keep)
-    assert len(kept.rows) == 1 and seen == [(1, 0, 2)], "and if it is killed"
-    assert kept.missing == [
+    record = run_plan(Plan(new_record(), jobs), save)
+    assert len(record.rows) == 1 and saved == [(1, 0, 2)], "and if it is killed"
+    assert record.missing == [
         f"{way}, N = 64, batch size 1, 2 heads, d = 16, causal" for way in ("backward", "forward and backward")
     ]
-    run_plan(Plan(new_record(), jobs[:1], sustained=jobs[:1]), keep)
-    assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
+    run_plan(Plan(new_record(), jobs[:1], sustained=jobs[:1]), save)
+    assert saved[1:] == [(1, 0, 1), (1, 1, 0)]
 
 
-@pytest.mark.parametrize("options, how", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
-def test_partial_bench_run_is_merged_into_the_record(options, how, monkeypatch, tmp_path):
+@pytest.mark.parametrize("options, options_of_suite", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
+def test_partial_bench_run_is_merged_into_the_record(options, options_of_suite, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(recording, "environment", lambda: MACHINE)
     recording.save_record(Record("paper", MACHINE, "by hand", rows=[new_row(d=64)]), tmp_path)
-    asked = []
+    calls = []
 
     def measure(name, **given):
-        asked.append((name, given))
+        calls.append((name, given))
         return Plan(Record(name, MACHINE, "", sustained=[new_row()], sustained_protocol="without pauses"))
 
     monkeypatch.setattr(suites, "plan_dense", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
-    kept = records.load("paper", tmp_path)
-    assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([new_row(d=64)], [new_row()])
+    record = records.load("paper", tmp_path)
+    assert calls == [("paper", options_of_suite)] and (record.rows, record.sustained) == ([new_row(d=64)], [new_row()])
 
 
 def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_path, capsys):
@@ -136,11 +136,11 @@ def test_bench_smoke_covers_ragged_gqa_and_causal_problems(monkeypatch):
 
 # Training -----------------------------------------------------------------------------------------------------
 
-TINY = train.Setting(layers=1, heads=2, d=8, context=32, batch=4, steps=40, rate=1e-2)
+TINY_TRAINING = train.Setting(layers=1, heads=2, d=8, context=32, batch=4, steps=40, rate=1e-2)
 
 
 def test_bench_train_loss_falls_reproducibly():
-    (first, microseconds, _), (second, *_) = (train.train("torch math", TINY, device="cpu") for _ in range(2))
-    assert len(first) == TINY.steps and first == second and microseconds > 0
+    (first, microseconds, _), (second, *_) = (train.train("torch math", TINY_TRAINING, device="cpu") for _ in range(2))
+    assert len(first) == TINY_TRAINING.steps and first == second and microseconds > 0
     assert 5 < first[0] < 7  # ln 256 = 5.5 for bytes without a clue
     assert sum(first[-5:]) / 5 < first[0] - 1.5

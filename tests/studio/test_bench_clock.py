@@ -21,11 +21,11 @@ from fa2_studio.bench.problem import Problem  # noqa: E402
 
 @pytest.fixture
 def clocks(monkeypatch) -> Clocks:
-    monkeypatch.setattr(protocol, "PowerMeter", NoMeter)
+    monkeypatch.setattr(protocol, "PowerMeter", ConstantMeter)
     return Clocks().put_in_place(monkeypatch, torch, protocol.time)
 
 
-def calls_of(clocks: Clocks, order: list, **milliseconds: float) -> dict:
+def timed_calls(clocks: Clocks, order: list, **milliseconds: float) -> dict:
     """Return calls of known length. Each takes the host 0.2 ms and appends its name to `order`."""
 
     def call(name: str, ms: float):
@@ -40,13 +40,13 @@ def calls_of(clocks: Clocks, order: list, **milliseconds: float) -> dict:
 
 def test_measured_time_excludes_cache_flush_head_start_and_host(clocks):
     flushed = []
-    found = protocol.measure_kernels(
-        calls_of(clocks, [], a=0.5, b=2.0, c=0.01) | dict(broken=lambda: [][0]),
+    timings = protocol.measure_kernels(
+        timed_calls(clocks, [], a=0.5, b=2.0, c=0.01) | dict(broken=lambda: [][0]),
         repeats=5,
         flushing=lambda: lambda: flushed.append(clocks.work(0.007)),
     )
-    assert found.pop("broken").startswith("IndexError")
-    assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=0.5, b=2.0, c=0.01))
+    assert timings.pop("broken").startswith("IndexError")
+    assert {name: timing.median for name, timing in timings.items()} == pytest.approx(dict(a=0.5, b=2.0, c=0.01))
     assert len(flushed) == 5 * 3, "once before every call"
     assert protocol.timing_of([7.0, 1, 2, 3, 4, 5, 6]) == protocol.Timing(median=4, low=2, high=6)
     assert compare.wrong_result_reason([0.0, math.nan]).startswith("wrong")
@@ -54,7 +54,7 @@ def test_measured_time_excludes_cache_flush_head_start_and_host(clocks):
 
 def test_implementations_run_in_random_order_in_each_round(clocks):
     order = []
-    protocol.measure_kernels(calls_of(clocks, order, a=1.0, b=1.0, c=1.0), repeats=12, flushing=lambda: lambda: None)
+    protocol.measure_kernels(timed_calls(clocks, order, a=1.0, b=1.0, c=1.0), repeats=12, flushing=lambda: lambda: None)
     turns = "".join(order[3 * protocol.WARM_UP :])
     rounds = [turns[n : n + 3] for n in range(0, len(turns), 3)]
     assert len(rounds) == 12 and all(sorted(each) == ["a", "b", "c"] for each in rounds)
@@ -64,7 +64,7 @@ def test_implementations_run_in_random_order_in_each_round(clocks):
 # Sustained ----------------------------------------------------------------------------------------------------
 
 
-class NoMeter(nullcontext):
+class ConstantMeter(nullcontext):
     def __enter__(self):
         return self
 
@@ -76,24 +76,24 @@ class NoMeter(nullcontext):
 def test_sustained_timing_measures_the_call_for_at_least_a_second(ms, clocks, monkeypatch):
     order = []
     monkeypatch.setattr(protocol.random, "sample", lambda names, count: names[::-1])  # b has the first turn
-    found = protocol.measure_sustained(calls_of(clocks, order, a=ms, b=2 * ms))
-    assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=ms, b=2 * ms))
-    assert found["a"].chip == (1500.0, 690.0) and [*found] == ["a", "b"] and order[2 * protocol.WARM_UP] == "b"
+    timings = protocol.measure_sustained(timed_calls(clocks, order, a=ms, b=2 * ms))
+    assert {name: timing.median for name, timing in timings.items()} == pytest.approx(dict(a=ms, b=2 * ms))
+    assert timings["a"].chip == (1500.0, 690.0) and [*timings] == ["a", "b"] and order[2 * protocol.WARM_UP] == "b"
     for name, length in (("a", ms), ("b", 2 * ms)):
         assert 1.0 <= order.count(name) * length / 1e3 < 2.5 + 12 * length / 1e3
 
 
 def test_sustained_timing_keeps_the_gpu_busy_and_excludes_warm_up(clocks, monkeypatch):
-    began, counted = [], []
+    starts, counted = [], []
     monkeypatch.setattr(protocol, "timing_of", lambda pieces: counted.extend(pieces) or protocol.Timing(1.2, 1.2, 1.2))
 
     def call():
-        began.append(clocks.gpu)
-        warm = clocks.gpu - began[0] > 0.25
+        starts.append(clocks.gpu)
+        warm = clocks.gpu - starts[0] > 0.25
         clocks.work(1.2e-3 if warm else 1e-3, launch=1e-5)
 
     before = clocks.idle
-    protocol.time_without_pause(call, NoMeter())
+    protocol.time_without_pause(call, ConstantMeter())
     assert len(counted) > 15 and counted == pytest.approx([1.2] * len(counted)) and clocks.idle - before < 2e-3
 
 
@@ -111,7 +111,7 @@ def test_clock_and_power_are_medians_of_concurrent_readings():
 
 
 def test_clock_and_power_readings_reach_the_row(clocks):
-    calls = calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0)
+    calls = timed_calls(clocks, [], fa2_lab=1.0, cuDNN=2.0)
     prepare_by_name = {name: lambda call=call: call for name, call in calls.items()}
     row = compare.compare({}, "forward", prepare_by_name, 1e9, protocol.measure_sustained)
     assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in calls}
@@ -119,7 +119,7 @@ def test_clock_and_power_readings_reach_the_row(clocks):
 
 
 def test_with_host_timing_is_the_longer_of_host_and_gpu(clocks):
-    found = protocol.measure_repeated(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
+    found = protocol.measure_repeated(timed_calls(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
     assert found.pop("broken").startswith("IndexError")
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=1.0, b=0.2), rel=0.02)
 
@@ -171,7 +171,6 @@ def test_peak_memory_counts_a_second_calls_extra_bytes(monkeypatch):
         raise dense.Missing("not installed")
 
     monkeypatch.setitem(IMPLEMENTATIONS, "gone", Implementation(gone))
-    row = suites.measure_memory(
-        Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone")
-    )
+    problem = Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32")
+    row = suites.measure_memory(problem, "forward", ("torch", "gone"))
     assert (row.values, row.unit, row.failed) == ({"torch": [6.0]}, "MiB", {"gone": "not installed"})

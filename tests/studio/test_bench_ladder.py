@@ -22,7 +22,7 @@ DEVICE = default_device()
 PROBLEM = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
 
 
-def known(calls):
+def constant_timings(calls):
     """Return the same timing for every call."""
     return {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls}
 
@@ -34,9 +34,9 @@ def test_wrong_or_failing_rung_is_reported_and_not_timed(monkeypatch):
     def fails():
         raise RuntimeError("no such chip")
 
-    answers = dict(right=0.0, wrong=1.0, NaN=float("nan"))
-    makers = {name: lambda answer=answer: lambda: answer for name, answer in answers.items()} | dict(fails=fails)
-    row = ladder.time_checked(PROBLEM, "backward", makers, lambda answer: answer, known)
+    results = dict(right=0.0, wrong=1.0, NaN=float("nan"))
+    calls = {name: lambda answer=answer: lambda: answer for name, answer in results.items()} | dict(fails=fails)
+    row = ladder.time_checked(PROBLEM, "backward", calls, lambda answer: answer, constant_timings)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == PROBLEM.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
@@ -48,33 +48,33 @@ def test_experiments_run_together_with_their_baseline():
 
 
 def test_experiment_changes_the_launch_only():
-    given = []
-    asked = experiments.AlteredKernel(Kernel(given), dict(at_once=3, num_stages=2))
-    asked[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
-    assert given == [((7,), ("q", 5, 3), dict(num_stages=2, num_warps=4))]
+    launches = []
+    altered = experiments.AlteredKernel(KernelStub(launches), dict(at_once=3, num_stages=2))
+    altered[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
+    assert launches == [((7,), ("q", 5, 3), dict(num_stages=2, num_warps=4))]
     changed = experiments.forward_of("22 that always raises m")
     assert changed.__globals__["LAG"].value == -1e30 and load("r22").LAG.value == 8.0
 
 
-class Kernel:
+class KernelStub:
     """A stand-in for a kernel that keeps the arguments of its launches."""
 
     arg_names = ("Q", "heads", "at_once")
 
-    def __init__(self, given):
-        self.given = given
+    def __init__(self, launches):
+        self.launches = launches
 
     def __getitem__(self, grid):
-        return lambda *given, **named: self.given.append((grid, given, named))
+        return lambda *arguments, **named: self.launches.append((grid, arguments, named))
 
 
 def test_compiled_rungs_record_is_of_the_current_files():
     record = records.read_json("rungs")
     assert record["made_by"]["source"] == compiled.digest_of_rungs(), f"stale: {records.COMPILE} ladder"
-    seen = {(row["rung"], row["d"], row["causal"]): row for row in record["rungs"]}
-    down = {(rung, 128, False) for rung in BACKWARD}
-    assert seen.keys() == {*product(RUNGS + VARIANTS, (64, 128), (False, True)), *down}
-    spilling = [key for key, row in seen.items() if row["spills"] and key not in down]
+    rows = {(row["rung"], row["d"], row["causal"]): row for row in record["rungs"]}
+    backward = {(rung, 128, False) for rung in BACKWARD}
+    assert rows.keys() == {*product(RUNGS + VARIANTS, (64, 128), (False, True)), *backward}
+    spilling = [key for key, row in rows.items() if row["spills"] and key not in backward]
     assert spilling == [("r20_overlap", 64, False)], "its file says so"
 
 
@@ -85,8 +85,8 @@ def test_compiled_forward_record_lists_all_compiled_configs():
 
 # Counters -----------------------------------------------------------------------------------------------------
 
-XU, BUSY = "exp and other special instructions", "tensor cores at work, %"
-NCU = """==PROF== Connected to process 42
+EXP_COUNTER, TENSOR_COUNTER = "exp and other special instructions", "tensor cores at work, %"
+NCU_OUTPUT = """==PROF== Connected to process 42
 "ID","Kernel Name","dram__bytes_read.sum","smsp__inst_executed_pipe_xu.sum","sm__cycles_elapsed.max","{share}"
 "","","Mbyte","inst","cycle","%"
 "0","spin_kernel(long)","9","9","9","9"
@@ -97,16 +97,16 @@ NCU = """==PROF== Connected to process 42
 """
 
 
-def ncu(special: str) -> str:
-    return NCU.format(special=special, share=counters.SHARES[BUSY])
+def ncu_output(special: str) -> str:
+    return NCU_OUTPUT.format(special=special, share=counters.SHARES[TENSOR_COUNTER])
 
 
 def test_ncu_counters_are_summed_and_shares_weighted_by_cycles():
-    standard, fa2 = counters.totals_per_call(ncu(special="30"))
-    assert standard == {"DRAM bytes read": 4e6, XU: 1230.0, counters.CYCLES: 400.0, BUSY: 40.0}
-    assert fa2 == {"DRAM bytes read": 3e6, XU: 6.0, counters.CYCLES: 10.0, BUSY: 90.0}
-    standard, fa2 = counters.totals_per_call(ncu(special=""))
-    assert XU not in standard and fa2[XU] == 6, "a counter that a kernel lacks is left out"
+    standard, fa2 = counters.totals_per_call(ncu_output(special="30"))
+    assert standard == {"DRAM bytes read": 4e6, EXP_COUNTER: 1230.0, counters.CYCLES: 400.0, TENSOR_COUNTER: 40.0}
+    assert fa2 == {"DRAM bytes read": 3e6, EXP_COUNTER: 6.0, counters.CYCLES: 10.0, TENSOR_COUNTER: 90.0}
+    standard, fa2 = counters.totals_per_call(ncu_output(special=""))
+    assert EXP_COUNTER not in standard and fa2[EXP_COUNTER] == 6, "a counter that a kernel lacks is left out"
 
 
 # Tuning -------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_tune_searches_the_named_kernel(kernel, wanted, monkeypatch):
 
 
 @pytest.fixture
-def four(monkeypatch):
+def four_gpus(monkeypatch):
     """Make this process rank 2 of 4, and return the list of its calls to the other ranks."""
     made = []
     monkeypatch.setattr(ring.dist, "get_rank", lambda *group: 2)
@@ -144,7 +144,7 @@ def four(monkeypatch):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_bench_ring_stops_on_a_wrong_result(part, four, monkeypatch):
+def test_bench_ring_stops_on_a_wrong_result(part, four_gpus, monkeypatch):
     whole = PROBLEM.tensors(grad=True, device="cpu")
     O = dense.plain(PROBLEM)(*whole[:3])
     parts = [O.detach(), *torch.autograd.grad(O, whole[:3], whole[3])]
@@ -156,7 +156,7 @@ def test_bench_ring_stops_on_a_wrong_result(part, four, monkeypatch):
             ring.check_results(whole, parts, causal=True, group="a group", layout="zigzag")
 
 
-def test_bench_ring_takes_the_slowest_gpu_and_skips_warm_up(four, monkeypatch):
+def test_bench_ring_takes_the_slowest_gpu_and_skips_warm_up(four_gpus, monkeypatch):
     """Another GPU takes a tenth of a millisecond longer."""
     usual = torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda data, device: usual(data))
@@ -165,4 +165,4 @@ def test_bench_ring_takes_the_slowest_gpu_and_skips_warm_up(four, monkeypatch):
     monkeypatch.setattr(ring.dist, "all_reduce", lambda x, how, group: x.add_(0.1 * (how == ring.dist.ReduceOp.MAX)))
     took = iter([50.0, 1, 2, 3, 4, 5, 6, 7])
     timing = ring.time_slowest_rank(lambda: clocks.work(next(took) / 1e3), "a group")
-    assert timing.median == pytest.approx(4.1) and four == ["barrier"] * 8
+    assert timing.median == pytest.approx(4.1) and four_gpus == ["barrier"] * 8

@@ -73,17 +73,17 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer among its problems goes"
     assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
     assert record_page.commit_text(kept, MACHINE) == "aaaaaaa; over N at bbbbbbb"
-    again = record_at("ccccccc", own_row("forward", 64), own_row("forward", 128))
-    again.machine["triton"], again.ceilings = "3.9", part.ceilings
-    kept = recording.merge_records(kept, again)
+    later = record_at("ccccccc", own_row("forward", 64), own_row("forward", 128))
+    later.machine["triton"], later.ceilings = "3.9", part.ceilings
+    kept = recording.merge_records(kept, later)
     assert kept.ceilings == part.ceilings, "of the run that most rows are from"
     assert (
         record_page.commit_text(kept, kept.machine)
         == "ccccccc; over N at bbbbbbb, triton 3.6; sustained forward at aaaaaaa, triton 3.6"
     )
     assert kept.setup().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
-    again.machine = again.machine | dict(gpu="NVIDIA H100")
-    assert recording.merge_records(kept, again) is again and recording.merge_records(None, again) is again
+    later.machine = later.machine | dict(gpu="NVIDIA H100")
+    assert recording.merge_records(kept, later) is later and recording.merge_records(None, later) is later
 
 
 def test_interrupted_run_keeps_old_rows_that_it_missed():
@@ -130,8 +130,11 @@ def test_record_names_versions_of_installed_implementations(unpacked, peers, tmp
 
 def test_record_names_the_ptxas_that_triton_uses(monkeypatch):
     compiler = pytest.importorskip("triton.backends.nvidia.compiler")
-    told = {80: "Cuda compilation tools, release 12.9, V12.9.86", 90: "Cuda compilation tools, release 13.4, V13.4.59"}
-    monkeypatch.setattr(compiler, "get_ptxas_version", told.get)
+    versions = {
+        80: "Cuda compilation tools, release 12.9, V12.9.86",
+        90: "Cuda compilation tools, release 13.4, V13.4.59",
+    }
+    monkeypatch.setattr(compiler, "get_ptxas_version", versions.get)
     for capability, version in (((8, 0), "12.9"), ((9, 0), "13.4")):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda found=capability: found)
         assert recording.ptxas_version() == version
@@ -173,7 +176,7 @@ def test_fingerprint_of_the_sources_changes_with_the_bench(tmp_path, monkeypatch
 # Pages --------------------------------------------------------------------------------------------------------
 
 
-def timed(causal=False, d=128, portable=4.0, direction="forward", **peers):
+def row_of(causal=False, d=128, portable=4.0, direction="forward", **peers):
     """Return a row in which fa2_lab takes 2 ms and the others take the given milliseconds."""
     row = new_row(causal=causal, d=d)
     row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
@@ -182,7 +185,7 @@ def timed(causal=False, d=128, portable=4.0, direction="forward", **peers):
 
 
 def test_results_tables_list_every_row_with_ratios():
-    rows = [timed(cuDNN=3.0), timed(causal=True, portable=None), timed(d=64, FlexAttention=5.0)]
+    rows = [row_of(cuDNN=3.0), row_of(causal=True, portable=None), row_of(d=64, FlexAttention=5.0)]
     assert record_page.rows_table(rows, "TFLOP/s", "sustained") == [
         "Sustained, N = 4,096, batch = 4, heads = 16:",
         "",
@@ -201,8 +204,8 @@ def test_results_tables_list_every_row_with_ratios():
 
 
 def test_results_page_separates_sustained_timing():
-    run = new_record(timed(cuDNN=3.0), new_row(), missing=["the rest"])
-    run.sustained, run.sustained_protocol = [timed(cuDNN=1.0), timed(causal=True, cuDNN=3.0)], "without a pause"
+    run = new_record(row_of(cuDNN=3.0), new_row(), missing=["the rest"])
+    run.sustained, run.sustained_protocol = ([row_of(cuDNN=1.0), row_of(causal=True, cuDNN=3.0)], "without a pause")
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
     text = record_page.record_section(run, run.machine)
     assert "by hand. without a pause." in text and results_page.ceilings_table([run])[-1].endswith("| 791 |")
@@ -213,18 +216,18 @@ def test_results_page_separates_sustained_timing():
 
 
 def test_results_page_lists_where_fa2_lab_is_slower():
-    rows = [timed(cuDNN=3.0), timed(cuDNN=1.5), timed(causal=True, cuDNN=1.0), timed(d=64, FlexAttention=1.0)]
+    rows = [row_of(cuDNN=3.0), row_of(cuDNN=1.5), row_of(causal=True, cuDNN=1.0), row_of(d=64, FlexAttention=1.0)]
     where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", record_page.heading_link(new_record())
-    assert results_page.slower_table_rows([new_record(*rows), new_record(timed(cuDNN=3.0))], "cuDNN") == [
+    assert results_page.slower_table_rows([new_record(*rows), new_record(row_of(cuDNN=3.0))], "cuDNN") == [
         [title, "2 of 3", "0.50", where]
     ]
 
 
 def test_readme_table_separates_timings_and_names_host_bound_problems():
-    run = new_record(timed(cuDNN=2.0), timed(causal=True, cuDNN=9.0), timed(d=64, cuDNN=4.0, direction="backward"))
+    run = new_record(row_of(cuDNN=2.0), row_of(causal=True, cuDNN=9.0), row_of(d=64, cuDNN=4.0, direction="backward"))
     first = "| The FA2 paper's grid, kernel only | cuDNN | 2 of 3 | 2.00× |"
     assert first in readme.speed_part(run, run, records.load("ampere")).split("\n"), "as fast is not faster"
-    run.sustained = [timed(cuDNN=1.0), timed(causal=True, cuDNN=1.5), timed(d=64, cuDNN=4.0, direction="backward")]
+    run.sustained = [row_of(cuDNN=1.0), row_of(causal=True, cuDNN=1.5), row_of(d=64, cuDNN=4.0, direction="backward")]
     lines = readme.speed_part(run, run, records.load("ampere")).split("\n")
     assert first in lines and "| The FA2 paper's grid, sustained | cuDNN | 1 of 3 | 0.75× |" in lines
     words = "cuDNN is faster on 2 of the random problems. On 1 of those, our kernels themselves are faster."
@@ -232,10 +235,10 @@ def test_readme_table_separates_timings_and_names_host_bound_problems():
 
 
 def test_medians_cover_problems_that_every_implementation_ran():
-    rows = [timed(cuDNN=3.0), timed(causal=True, portable=1.0), timed(direction="backward", FlexAttention=5.0)]
-    found = record_page.median_tables(new_record(*rows))
-    assert "| forward, TFLOP/s | 1 of 2 | 200 | 100 | 133 |" in found
-    assert "| backward, TFLOP/s | all 1 | 200 | 100 | 80 |" in found
+    rows = [row_of(cuDNN=3.0), row_of(causal=True, portable=1.0), row_of(direction="backward", FlexAttention=5.0)]
+    tables = record_page.median_tables(new_record(*rows))
+    assert "| forward, TFLOP/s | 1 of 2 | 200 | 100 | 133 |" in tables
+    assert "| backward, TFLOP/s | all 1 | 200 | 100 | 80 |" in tables
     loss = Measurement(new_row().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
     train = Record("train", MACHINE, "by hand", rows=[loss], curves=curves)
@@ -247,13 +250,13 @@ def test_results_md_is_up_to_date_and_short(capsys):
     text = (files.ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert text == results_page.results_md(), "run `fa2-lab bench --results`"
     assert command.main(["bench", "--results", "--all"][1:]) == 0
-    everything = capsys.readouterr().out
+    printed = capsys.readouterr().out
     rows = sum(len(run.rows) + len(run.sustained) for run in results_page.load_records())
-    assert everything.count("\n| ") >= rows and everything == results_page.site_page()
+    assert printed.count("\n| ") >= rows and printed == results_page.site_page()
 
 
 def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypatch):
-    def between(part, content):
+    def marked_part(part, content):
         start, end = (marker.format(part) for marker in readme.MARKERS)
         return f"{start}\n{content}\n{end}\n"
 
@@ -262,11 +265,11 @@ def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypat
         results_page.write_pages()
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "README.md").write_text(
-        f"before\n{between('ladder', '')}between\n{between('speed', 'old')}{between('judged', '')}after\n"
+        f"before\n{marked_part('ladder', '')}between\n{marked_part('speed', 'old')}{marked_part('judged', '')}after\n"
     )
     results_page.write_pages()
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == results_page.results_md()
-    parts = {part: between(part, content) for part, content in readme.readme_parts().items()}
+    parts = {part: marked_part(part, content) for part, content in readme.readme_parts().items()}
     wanted = f"before\n{parts['ladder']}between\n{parts['speed']}{parts['judged']}after\n"
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted
 
@@ -275,9 +278,9 @@ def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypat
 
 
 def test_submitted_record_is_listed_with_its_gpu(tmp_path):
-    theirs = new_record(new_row(), new_row(causal=True))
-    theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
-    path = recording.save_record(theirs, tmp_path / "submitted")
+    submitted = new_record(new_row(), new_row(causal=True))
+    submitted.machine = MACHINE | dict(gpu="NVIDIA L4")
+    path = recording.save_record(submitted, tmp_path / "submitted")
     recording.save_record(new_record(new_row()), tmp_path)
     rows = results_page.gpu_table(tmp_path)
     (row,) = [row for row in rows if "NVIDIA L4" in row]

@@ -18,10 +18,10 @@ from fa2_studio.bench.peers.packed import pad_sequences  # noqa: E402
 from fa2_studio.bench.problem import Problem, default_device  # noqa: E402
 
 DEVICE = default_device()
-SMALL = Problem(1, 4, 2, 40, 40, 16, causal=True, dtype="float32")
+SMALL_PROBLEM = Problem(1, 4, 2, 40, 40, 16, causal=True, dtype="float32")
 
 
-def known(calls, **how):
+def constant_timings(calls, **how):
     """Make every call, and return a timing of three milliseconds for each."""
     for call in calls.values():
         call()
@@ -92,7 +92,7 @@ def test_bench_full_gradients_equal_autograd(causal):
 
 @pytest.mark.parametrize("kind", accuracy.INPUTS)
 def test_each_recorded_error_belongs_to_its_implementation_and_part(kind, monkeypatch):
-    p = replace(SMALL, heads=2)
+    p = replace(SMALL_PROBLEM, heads=2)
     right = dense.plain(p)
     wrong = Implementation(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
     monkeypatch.setitem(IMPLEMENTATIONS, "wrong", wrong)
@@ -109,7 +109,7 @@ def test_each_recorded_error_belongs_to_its_implementation_and_part(kind, monkey
 def test_implementation_supports_gqa_and_masks_in_both_passes(name, causal):
     if name.startswith("fa2_lab"):
         pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    p = replace(SMALL, causal=causal)
+    p = replace(SMALL_PROBLEM, causal=causal)
     q, k, v = p.tensors(device=DEVICE)
     attention = implementations.prepare(name, p)
     assert problem.relative_error_of_O(attention(q, k, v), q, k, v, causal) < 1e-2
@@ -121,14 +121,13 @@ def test_implementation_supports_gqa_and_masks_in_both_passes(name, causal):
 
 
 def test_implementation_with_a_wrong_gradient_is_not_timed(monkeypatch):
-    right = dense.plain(SMALL)
-    monkeypatch.setitem(
-        IMPLEMENTATIONS, "wrong", Implementation(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5)))
-    )
-    tensors = SMALL.tensors(grad=True, device="cpu")
-    calls, failed = prepare_all(prepare_checked_calls(SMALL, "forward", ("torch", "wrong"), tensors[:3]))
+    right = dense.plain(SMALL_PROBLEM)
+    wrong = Implementation(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5)))
+    monkeypatch.setitem(IMPLEMENTATIONS, "wrong", wrong)
+    tensors = SMALL_PROBLEM.tensors(grad=True, device="cpu")
+    calls, failed = prepare_all(prepare_checked_calls(SMALL_PROBLEM, "forward", ("torch", "wrong"), tensors[:3]))
     assert calls.keys() == {"torch", "wrong"} and not failed
-    calls, failed = prepare_all(prepare_checked_calls(SMALL, "backward", ("torch", "wrong"), tensors))
+    calls, failed = prepare_all(prepare_checked_calls(SMALL_PROBLEM, "backward", ("torch", "wrong"), tensors))
     assert calls.keys() == {"torch"} and failed == {"wrong": "wrong: error 5.0e-01"}
     for direction in ("backward", "both"):
         O = right(*tensors[:3])
@@ -154,7 +153,7 @@ def test_deterministic_mode_is_set_in_forward_and_backward_only(monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "asking", Implementation(plain, deterministic=dense.deterministic(plain)))
     x = torch.ones(2, requires_grad=True)
     for name in ("asking" + DETERMINISTIC_SUFFIX, "asking"):
-        timed_call(implementations.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
+        timed_call(implementations.prepare(name, SMALL_PROBLEM), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
     assert asked == [True, True, False, False]
 
 
@@ -177,7 +176,7 @@ def test_packed_implementations_are_checked_before_timing(direction, monkeypatch
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=wrong))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=by_window))
     p = Problem(3, 2, 2, 40, 40, 16, causal=True, dtype="float32")
-    row = packed.time_packed(p, direction, lengths, known)
+    row = packed.time_packed(p, direction, lengths, constant_timings)
     assert set(row.values) >= {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"}
     assert row.failed["flash_attn"].startswith("wrong: error 1.0e-01")
     assert row.flops == packed.packed_flops(p, lengths, direction)
@@ -200,16 +199,16 @@ def test_masked_implementations_are_checked_before_timing(asked, direction, monk
     alone = Implementation(lambda problem: dense.ours(replace(problem, **nothing)), "masks")
     monkeypatch.setitem(IMPLEMENTATIONS, "causal alone", alone)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    monkeypatch.setattr(flex, "compiled_flex", lambda: plain_flex)
+    monkeypatch.setattr(flex, "compiled_flex", lambda: flex_by_definition)
     monkeypatch.setattr(flex, "causal_mask", lambda N_q, N_k: N_q)
     monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
-    row = suites.time_dense(p, direction, implementations.names("masks"), known)
+    row = suites.time_dense(p, direction, implementations.names("masks"), constant_timings)
     assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"}
     assert row.problem["mask"] in ("window 9", "softcap 2", "sinks", "causal, ALiBi by distance")
     assert row.failed["causal alone"].startswith("wrong: error ")
 
 
-def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False):
+def flex_by_definition(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False):
     """Return what FlexAttention computes, by the definition."""
     row, head = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[1], device=q.device)
     key = row.T
@@ -220,37 +219,37 @@ def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False
     return (O, torch.logsumexp(s, 3)) if return_lse else O
 
 
-PREPARED = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
+DECODE_PROBLEM = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
 
 
 @pytest.fixture
-def timed(monkeypatch):
+def recorded(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     from fa2_studio.bench import bandwidth
 
-    asked = []
-    monkeypatch.setattr(decode, "measure_kernels", lambda calls, **how: asked.append(how) or known(calls))
-    monkeypatch.setattr(bandwidth, "read_call", lambda X: partial(asked.append, X.nbytes))
-    return asked
+    recorded = []
+    monkeypatch.setattr(decode, "measure_kernels", lambda calls, **how: recorded.append(how) or constant_timings(calls))
+    monkeypatch.setattr(bandwidth, "read_call", lambda X: partial(recorded.append, X.nbytes))
+    return recorded
 
 
-def test_decode_bench_reads_the_cache_and_reports_microseconds(timed, monkeypatch):
+def test_decode_bench_reads_the_cache_and_reports_microseconds(recorded, monkeypatch):
     doubled = Implementation(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v), "decode")
-    for name, who in {**IMPLEMENTATIONS}.items():
-        monkeypatch.setitem(IMPLEMENTATIONS, name, replace(who, suites="decode" if name == "torch" else ""))
+    for name, implementation in {**IMPLEMENTATIONS}.items():
+        monkeypatch.setitem(IMPLEMENTATIONS, name, replace(implementation, suites="decode" if name == "torch" else ""))
     monkeypatch.setitem(IMPLEMENTATIONS, "wrong", doubled)
-    row = decode.compare_implementations(PREPARED)
-    three = [3000.0, 2000.0, 4000.0]
-    assert row.values == {"reading alone": three, "torch": three} and row.unit == "µs"
+    row = decode.compare_implementations(DECODE_PROBLEM)
+    timing = [3000.0, 2000.0, 4000.0]
+    assert row.values == {"reading alone": timing, "torch": timing} and row.unit == "µs"
     assert row.failed == {"wrong": "wrong: error 1.0e+00"}
     size = 2 * 2 * 2 * 64 * 16 * 4  # K and V, sequences, heads, keys, d, bytes
-    assert row.problem["bytes"] == size and timed == [dict(repeats=60, flushing=protocol.l2_reading_call), size]
+    assert row.problem["bytes"] == size and recorded == [dict(repeats=60, flushing=protocol.l2_reading_call), size]
 
 
-def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
+def test_paged_decode_with_a_wrong_result_is_not_timed(recorded, monkeypatch):
     import fa2_lab.api.paged
 
-    right = dense.plain(PREPARED)
+    right = dense.plain(DECODE_PROBLEM)
 
     def paged(q, k_pages, v_pages, table, lengths):
         k, v = (x[table.long()].flatten(1, 2).transpose(1, 2) for x in (k_pages, v_pages))
@@ -260,7 +259,7 @@ def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
     monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
     monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
     monkeypatch.setattr(decode, "PAGE_SIZES", (16, 64))
-    row = decode.compare_page_sizes(PREPARED)
+    row = decode.compare_page_sizes(DECODE_PROBLEM)
     assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 
 

@@ -17,11 +17,11 @@ from fa2_studio.book.command import main
 from fa2_studio.book.run import read_source
 
 CHAPTERS = written()
-each = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
+for_each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
 
 
 @cache
-def load(chapter):
+def read_notebook(chapter):
     return nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
 
 
@@ -30,12 +30,12 @@ def tags(cell):
 
 
 def prose(chapter) -> str:
-    return "\n".join(c.source for c in load(chapter).cells if c.cell_type == "markdown")
+    return "\n".join(c.source for c in read_notebook(chapter).cells if c.cell_type == "markdown")
 
 
-@each
+@for_each_chapter
 def test_notebook_matches_its_source(chapter):
-    notebook, text = load(chapter), jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
+    notebook, text = read_notebook(chapter), jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
     assert [(c.cell_type, c.source, tags(c)) for c in notebook.cells] == [
         (c.cell_type, c.source, tags(c)) for c in text.cells
     ], "run `python -m fa2_lab book --record`"
@@ -43,18 +43,18 @@ def test_notebook_matches_its_source(chapter):
     nbformat.validate(notebook)
 
 
-@each
+@for_each_chapter
 def test_notebook_cells_ran_in_order_without_error(chapter):
-    code = [c for c in load(chapter).cells if c.cell_type == "code"]
+    code = [c for c in read_notebook(chapter).cells if c.cell_type == "code"]
     assert [c.execution_count for c in code] == list(range(1, len(code) + 1))
     for cell in code:
         failed = [o for o in cell.outputs if o.output_type == "error"]
         assert not failed or "raises-exception" in tags(cell), cell.source
 
 
-@each
+@for_each_chapter
 def test_chapter_states_prerequisites_and_has_questions(chapter):
-    cells, text = load(chapter).cells, prose(chapter)
+    cells, text = read_notebook(chapter).cells, prose(chapter)
     assert cells[0].source == cells[-1].source == navigation(chapter.name, CHAPTERS)
     assert cells[1].source.startswith(f"# {chapter.number} · ")
     for part in ("*Time: ", "Hardware: ", "## Recap", "## Checks"):
@@ -62,10 +62,10 @@ def test_chapter_states_prerequisites_and_has_questions(chapter):
     assert "## Exercises" in text or "**Build.**" in text
 
 
-@each
+@for_each_chapter
 def test_chapter_markdown_renders(chapter):
     """A fold needs an empty line after its summary, a formula its second dollar sign."""
-    for cell in load(chapter).cells:
+    for cell in read_notebook(chapter).cells:
         if cell.cell_type == "markdown":
             assert cell.source.count("<details>") == cell.source.count("</details>")
             for raw in re.findall(r"</summary>\n(?!\n)(.*?)(?:\n\n|</details>)", cell.source, flags=re.DOTALL):
@@ -74,27 +74,28 @@ def test_chapter_markdown_renders(chapter):
             assert all(paragraph.count("$") % 2 == 0 for paragraph in text.split("\n\n")), cell.source
 
 
-@each
+@for_each_chapter
 def test_chapter_lists_follow_an_empty_line(chapter):
     """If a formula is broken before its plus or minus, Markdown makes a list of the rest."""
-    for source in (cell.source for cell in load(chapter).cells if cell.cell_type == "markdown"):
+    for source in (cell.source for cell in read_notebook(chapter).cells if cell.cell_type == "markdown"):
         lines = re.sub(r"```.*?```", "", source, flags=re.DOTALL).splitlines()
         for before, line in itertools.pairwise(lines):
             if re.match(r"([-+*]|1[.)]) ", line):
                 assert re.match(r"$|\s|[-+*] |\d+[.)] ", before), f"{before}\n{line}"
 
 
-@each
+@for_each_chapter
 def test_chapter_links_resolve(chapter):
-    shown = [o.get("data", {}).get("text/markdown", "") for c in load(chapter).cells for o in c.get("outputs", [])]
+    outputs = [o for c in read_notebook(chapter).cells for o in c.get("outputs", [])]
+    shown = [o.get("data", {}).get("text/markdown", "") for o in outputs]
     for target in re.findall(r"\]\(([^)\s]+)\)", "\n".join([prose(chapter), *shown])):
         if not target.startswith("https://"):
             assert (NOTEBOOKS / target.split("#")[0]).exists(), target
 
 
-@each
+@for_each_chapter
 def test_chapter_images_have_alt_text(chapter):
-    for cell in load(chapter).cells:
+    for cell in read_notebook(chapter).cells:
         assert "![](" not in cell.source
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
             assert "image/png" not in data, "JupyterLab would show it without its text"
@@ -103,18 +104,18 @@ def test_chapter_images_have_alt_text(chapter):
                 assert data["text/plain"].endswith(unescape(alt)) or data["text/plain"].startswith("[live] ")
 
 
-@each
+@for_each_chapter
 def test_chapter_cells_display_every_requested_figure(chapter):
     """A cell displays its last line only, so a picture before other lines would be drawn and lost."""
-    for cell in load(chapter).cells:
-        asked = len(re.findall(r"^(?:show|live)\(", cell.source, re.MULTILINE)) if cell.cell_type == "code" else 0
+    for cell in read_notebook(chapter).cells:
+        requested = len(re.findall(r"^(?:show|live)\(", cell.source, re.MULTILINE)) if cell.cell_type == "code" else 0
         shown = sum(output.get("data", {}).get("text/html", "").count("<img") for output in cell.get("outputs", []))
-        assert shown >= asked, cell.source
+        assert shown >= requested, cell.source
 
 
-@each
+@for_each_chapter
 def test_chapter_last_section_prints_verdicts_only(chapter):
-    cells = load(chapter).cells
+    cells = read_notebook(chapter).cells
     start = next(i for i, c in enumerate(cells) if c.source.startswith("## Checks"))
     printed = [o for c in cells[start:] if c.cell_type == "code" for o in c.outputs]
     assert printed
@@ -122,21 +123,21 @@ def test_chapter_last_section_prints_verdicts_only(chapter):
         assert output.output_type == "stream" and all(line.startswith("ok  ") for line in output.text.splitlines())
 
 
-@each
+@for_each_chapter
 def test_chapter_setup_code_is_folded(chapter):
-    for cell in load(chapter).cells:
+    for cell in read_notebook(chapter).cells:
         folds = {"source_hidden": True} if "hide-input" in tags(cell) else {}
         assert cell.metadata.get("jupyter", {}) == folds, cell.source
 
 
-def cards(chapter) -> list[str]:
-    return [c.source for c in load(chapter).cells if "**Predict.**" in c.source]
+def quiz_cards(chapter) -> list[str]:
+    return [c.source for c in read_notebook(chapter).cells if "**Predict.**" in c.source]
 
 
-@each
+@for_each_chapter
 def test_quiz_offers_its_right_answer(chapter):
     """The site compares what is ticked with the answer's bold words."""
-    for card in cards(chapter):
+    for card in quiz_cards(chapter):
         question, answer = card.split("<details><summary>Answer</summary>")
         choices = re.findall(r"^- ☐ (.+?)[.,:]?$", question, re.MULTILINE)
         right = re.search(r"\*\*(.+?)[.,:]?\*\*", answer)[1].split("; ")
@@ -154,7 +155,7 @@ def test_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):
     assert sorted(p.stem for p in (tmp_path / "mine").iterdir()) == ["02_online_softmax", "B_errata"]
     blank = nbformat.read(tmp_path / "mine" / "02_online_softmax.ipynb", as_version=4)
     (chapter,) = [c for c in CHAPTERS if c.name == "02_online_softmax"]
-    assert [(c.id, c.source) for c in blank.cells] == [(c.id, c.source) for c in load(chapter).cells]
+    assert [(c.id, c.source) for c in blank.cells] == [(c.id, c.source) for c in read_notebook(chapter).cells]
     assert not any(c.get("outputs") or c.get("execution_count") for c in blank.cells)
 
 
@@ -168,22 +169,22 @@ def test_animated_climb_and_data_of_interactive_figures_are_up_to_date():
     for name, content in pictures.generated_files().items():
         file = NOTEBOOKS.parent / "figures" / name
         assert file.read_text(encoding="utf-8") == content, "run `python -m fa2_studio.book.pictures`"
-    posted = NOTEBOOKS.parent / "figures" / "card.png"
-    with Image.open(posted) as png:
+    preview = NOTEBOOKS.parent / "figures" / "card.png"
+    with Image.open(preview) as png:
         assert png.size == (1200, 630)
         assert png.text["drawing"] == pictures.fingerprint(pictures.preview_card()), "with Chromium, run it"
-    for gif in (posted.with_name("climb_loop.gif"), posted.with_name("hero.gif")):
-        with Image.open(gif) as loop:
-            assert loop.n_frames > 50 and gif.stat().st_size < 2_000_000
+    for gif in (preview.with_name("climb_loop.gif"), preview.with_name("hero.gif")):
+        with Image.open(gif) as animation:
+            assert animation.n_frames > 50 and gif.stat().st_size < 2_000_000
 
 
 def test_animated_climb_names_largest_gains_and_all_losses():
-    drawn = climb_loop.climb_data()
-    rungs, jumps = drawn["rungs"], drawn["jumps"]
-    alone = {r.number: r.full / b.full for b, r in itertools.pairwise(rungs)}
+    climb = climb_loop.climb_data()
+    rungs, jumps = climb["rungs"], climb["jumps"]
+    gain_of = {r.number: r.full / b.full for b, r in itertools.pairwise(rungs)}
     named = {jump.after.number for jump in jumps}
-    assert min(jump.factor for jump in jumps) > max(alone[n] for n in alone.keys() - named - {"01", "02"})
-    best, peer = max(r.full for r in rungs), drawn["peer"][1]
-    lost = [int(r.number) for b, r in itertools.pairwise(rungs) if b.full - r.full > 0.02 * peer]
-    words = re.search(r"Arrows: changes ([\d, and]+) lose speed", climb_loop.climb_svg(**drawn))[1]
-    assert [int(k) for k in re.findall(r"\d+", words)] == lost and best == rungs[-1].full
+    assert min(jump.factor for jump in jumps) > max(gain_of[n] for n in gain_of.keys() - named - {"01", "02"})
+    best, peer = max(r.full for r in rungs), climb["peer"][1]
+    losses = [int(r.number) for b, r in itertools.pairwise(rungs) if b.full - r.full > 0.02 * peer]
+    words = re.search(r"Arrows: changes ([\d, and]+) lose speed", climb_loop.climb_svg(**climb))[1]
+    assert [int(k) for k in re.findall(r"\d+", words)] == losses and best == rungs[-1].full

@@ -13,7 +13,7 @@ import pytest
 from fa2_lab.tools import command
 from fa2_studio.book import chapters, run
 
-CELLS = {
+CHAPTER_CODE = {
     "00_start": "import os\nprint(6 * 7, os.listdir())",
     "01_naive_attention": "print('before')\n\n# %%\n1 / 0\n\n# %%\nprint('after')",
     "02_online_softmax": "open({here!r}, 'w').close()\nimport time\ntime.sleep(300)",
@@ -24,7 +24,7 @@ CELLS = {
 def book(tmp_path, monkeypatch):
     """Make a book of three chapters: one that runs, one with an error, one that takes very long. Return its folder."""
     (tmp_path / "text").mkdir()
-    for name, code in CELLS.items():
+    for name, code in CHAPTER_CODE.items():
         code = code.replace("{here!r}", repr(str(tmp_path / "here")))
         (tmp_path / "text" / f"{name}.py").write_text(f"# %% [markdown]\n# # {name}\n\n# %%\n{code}\n")
     (tmp_path / "mine.py").touch()
@@ -49,7 +49,7 @@ def test_book_exits_with_1_if_a_chapter_fails_but_runs_the_others(book, capsys):
     assert printed(book / "out" / "01_naive_attention.ipynb") == ["before\n", "", ""], "nothing runs after an error"
 
 
-CALL = """
+RUN_BOOK = """
 import sys
 from pathlib import Path
 from fa2_lab.tools import command
@@ -64,9 +64,10 @@ sys.exit(command.main(["book", "00", "02", "--folder", sys.argv[1] + "/out"]))
 def test_ctrl_c_in_book_leaves_whole_notebooks(book):
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests themselves were told not to
-    process = subprocess.Popen([sys.executable, "-c", CALL, book], preexec_fn=listens, start_new_session=True, **pipes)
-    end = time.monotonic() + 300
-    while not (book / "here").exists() and process.poll() is None and time.monotonic() < end:
+    call = [sys.executable, "-c", RUN_BOOK, book]
+    process = subprocess.Popen(call, preexec_fn=listens, start_new_session=True, **pipes)
+    deadline = time.monotonic() + 300
+    while not (book / "here").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)

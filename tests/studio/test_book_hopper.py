@@ -8,7 +8,7 @@ import pytest
 from fa2_lab.paper import PACKAGE
 from fa2_studio.book import hopper, maxima, orders
 
-WRONG = {  # a change of the solution, and what must be said of it
+MISTAKES = {  # a change of the solution, and what must be said of it
     ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits forever",
     ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
     ("mbarrier.wait(arrived, (j + 1) & 1)", "pass"): "a tile was read while its copy was still on its way",
@@ -23,33 +23,33 @@ WRONG = {  # a change of the solution, and what must be said of it
 }
 
 
-def written(body: str) -> str:
+def kernel_source(body: str) -> str:
     return "def tile_maxima(j, q, k, K, arrived, zero):\n    " + body.replace("\n", "\n    ") + "\n"
 
 
-@pytest.mark.parametrize("change", WRONG, ids=lambda change: change[0].split("(")[0])
+@pytest.mark.parametrize("change", MISTAKES, ids=lambda change: change[0].split("(")[0])
 def test_chapter_12a_exercise_names_a_mistake(change):
-    assert maxima.check_kernel(written(maxima.SOLUTION.replace(*change))).startswith(WRONG[change])
+    assert maxima.check_kernel(kernel_source(maxima.SOLUTION.replace(*change))).startswith(MISTAKES[change])
 
 
 def test_chapter_12a_exercise_accepts_its_solution():
-    for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
+    for empty in (kernel_source("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
         assert maxima.check_kernel(empty).startswith("your turn: write tile_maxima")
-    assert maxima.check_kernel(written(maxima.SOLUTION)).startswith("right")
+    assert maxima.check_kernel(kernel_source(maxima.SOLUTION)).startswith("right")
     at_once = maxima.SOLUTION.replace(", is_async=True", "").replace("s = warpgroup_mma_wait(0, deps=[s])", "")
     named = maxima.SOLUTION.replace("max(s, 1)", "max(s, axis=1)").replace("nbytes)", "nbytes, pred=True)")
     for other in (at_once, named):  # Gluon waits for a product unless asked not to
-        assert maxima.check_kernel(written(other)).startswith("right")
+        assert maxima.check_kernel(kernel_source(other)).startswith("right")
 
 
-def hasty(block, ds_filled, T):
+def ignores_other_ds(block, ds_filled, T):
     """Run a step that waits for everything except the other consumer's dS."""
     for n in range(T):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dP"), ("tensor", "dK"), ("tensor", "dQ"):
             yield block.start(unit, 256, f"{what} {n}").done()
 
 
-def lonely(block, ds_filled, T):
+def never_waits(block, ds_filled, T):
     """Run a step that arrives at ds_filled long before dQ, but does not wait for the other consumer."""
     for n in range(T):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dP"):
@@ -59,13 +59,13 @@ def lonely(block, ds_filled, T):
             yield block.start(unit, 256, f"{what} {n}").done()
 
 
-def short(block, ds_filled, T):
+def computes_only_s(block, ds_filled, T):
     """Run a step that computes only S."""
     for n in range(T):
         yield block.start("tensor", 256, f"S {n}").done()
 
 
-def ahead(K, V, T):
+def k_ahead(K, V, T):
     """Run a producer that copies K ahead of V, as the kernel does."""
     for n in range(T):
         yield K.acquire(n)
@@ -76,7 +76,7 @@ def ahead(K, V, T):
     yield from V.copy(T - 1)
 
 
-def eager(K, V, T):
+def v_with_k(K, V, T):
     """Run a producer that copies V together with K, over a tile of V that may not have been read."""
     for n in range(T):
         yield K.acquire(n)
@@ -84,7 +84,7 @@ def eager(K, V, T):
         yield from V.copy(n)
 
 
-def fewer(K, V, T):
+def one_tile_less(K, V, T):
     """Run a producer that forgets the last tile."""
     for n in range(T - 1):
         yield K.acquire(n)
@@ -94,7 +94,7 @@ def fewer(K, V, T):
         yield from V.copy(n)
 
 
-def yielding(K, V, T):
+def yields_copy(K, V, T):
     """Run a producer that yields a copy instead of a wait."""
     yield K.acquire(0)
     yield K.copy(0)
@@ -106,17 +106,13 @@ HANGS = "with stages = 1, no actor can go on: "
 @pytest.mark.parametrize(
     "check, order, mistake",
     [
-        (orders.check_step, lonely, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
-        (
-            orders.check_copies,
-            ahead,
-            f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
-        ),
-        (orders.check_copies, eager, "with stages = 1, V's tile 0 was overwritten by tile 1 before consumer 1"),
-        (orders.check_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
-        (orders.check_copies, yielding, "with stages = 1, you yielded a copy"),
-        (orders.check_step, hasty, "consumer 0 starts dQ 0 before both consumers have arrived"),
-        (orders.check_step, short, "consumer 0 leaves out P 0"),
+        (orders.check_step, never_waits, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
+        (orders.check_copies, k_ahead, f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's"),
+        (orders.check_copies, v_with_k, "with stages = 1, V's tile 0 was overwritten by tile 1 before consumer 1"),
+        (orders.check_copies, one_tile_less, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
+        (orders.check_copies, yields_copy, "with stages = 1, you yielded a copy"),
+        (orders.check_step, ignores_other_ds, "consumer 0 starts dQ 0 before both consumers have arrived"),
+        (orders.check_step, computes_only_s, "consumer 0 leaves out P 0"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

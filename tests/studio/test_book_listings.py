@@ -18,16 +18,11 @@ from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
 from fa2_studio.book.run import ANSWER, QUESTION, read_source
 from fa2_studio.book.steps import fa1_step, tile_gradients
 
-CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, with and without blocks that are skipped
-    (8, 8, False),
-    (13, 11, True),
-    (5, 17, True),
-    (8, 4, True),
-    (17, 3, True),
-]
+# N_q, N_k, causal: square; ragged; more keys; rows that see no key, with and without blocks that are skipped
+LENGTHS = [(8, 8, False), (13, 11, True), (5, 17, True), (8, 4, True), (17, 3, True)]
 
 
-def listing(chapter: str, *functions: str) -> dict:
+def exec_listing(chapter: str, *functions: str) -> dict:
     """Return {name: value} after running a chapter's last listing of each function, from a cell or a fold."""
     source = re.sub("^# ", "", (TEXT / f"{chapter}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
     names = {"np": np, "UNWATCHED": UNWATCHED, "fa1_step": fa1_step, "tile_gradients": tile_gradients}
@@ -36,14 +31,14 @@ def listing(chapter: str, *functions: str) -> dict:
     return names
 
 
-@pytest.mark.parametrize("N_q, N_k, causal", CASES)
+@pytest.mark.parametrize("N_q, N_k, causal", LENGTHS)
 def test_printed_listings_of_chapters_04_and_05_match_attention(N_q, N_k, causal):
     draw = np.random.default_rng(N_q)
     Q, K, V, dO = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k, N_q))
     tiling = Tiling(N_q, N_k, 4, 2, Mask(causal))
     with np.errstate(all="raise", under="ignore"):
-        O, L = listing("04_fa2_forward", "update", "forward")["forward"](Q, K, V, tiling)
-        backward = listing("05_backward", "fa2_backward")["fa2_backward"]
+        O, L = exec_listing("04_fa2_forward", "update", "forward")["forward"](Q, K, V, tiling)
+        backward = exec_listing("05_backward", "fa2_backward")["fa2_backward"]
         found = backward(Q, K, V, O, L, dO, tiling)
     true_O, P = naive.forward(Q, K, V, mask=tiling.mask)
     visible = Tiling(N_q, N_k, N_q, N_k, tiling.mask).visible(0, 0)
@@ -59,14 +54,15 @@ def test_printed_listing_of_chapter_03_matches_attention(N_q, N_k):
     Q, K, V = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k))
     O, l, m = np.full((N_q, 4), np.nan), np.full(N_q, np.nan), np.full(N_q, np.nan)
     with np.errstate(all="raise", under="ignore"):
-        listing("03_fa1", "fa1_forward")["fa1_forward"](Q, K, V, O, l, m, B_r=4, B_c=2, tau=0.5)
+        exec_listing("03_fa1", "fa1_forward")["fa1_forward"](Q, K, V, O, l, m, B_r=4, B_c=2, tau=0.5)
     assert np.allclose(O, naive.forward(Q, K, V)[0], atol=1e-12)
     assert np.allclose(m + np.log(l), naive.logsumexp(Q @ K.T / 2), atol=1e-12)
 
 
 # The functions that readers write ---------------------------------------------------------------------------------
 
-WRONG = {  # chapter, and a letter from its second build on: (a part of the solution, what readers might write there …)
+# chapter, and a letter from its second build on: (a part of the solution, what readers might write there …)
+WRONG_BUILDS = {
     "01": ("L[i] = m + np.log", "L[i] = np.log", "L[i] = m + np.sqrt"),
     "02": ("alpha * l + p.sum", "l + p.sum"),
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
@@ -98,7 +94,7 @@ WRONG = {  # chapter, and a letter from its second build on: (a part of the solu
     "C": ("m, l = m_new, l * np.exp(m - m_new)", "m, l = m_new, l"),
     "A": ("r // 2 % 4", "r % 4", "0"),
 }
-NAMED = {  # what the examiner says of the first of them, where a whole pass is written
+DIAGNOSES = {  # what the examiner says of the first of them, where a whole pass is written
     "01": "m is missing in L, which is log l instead of m + log l. (Read chapter 04.)",
     "08e": "L is in base 2, so multiply it by ln 2. (Read chapter 08",
 }
@@ -109,7 +105,7 @@ BUILDS = [  # a chapter, and which of its builds
 ]
 
 
-def names_of(source: str) -> tuple[set[str], set[str]]:
+def defined_and_read(source: str) -> tuple[set[str], set[str]]:
     """Return the names that a cell defines or changes, and those that it reads."""
     top = symtable.symtable(source, "cell", "exec")
     given = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
@@ -125,16 +121,16 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
     return given, read
 
 
-def rests_on(cells: list, end: int, *code: str) -> list[str]:
+def needed_cells(cells: list, end: int, *code: str) -> list[str]:
     """Return the code cells before `end` that this code needs, directly or not. A chapter shows and compiles more."""
-    needed, found = set().union(*(names_of(source)[1] for source in code)), []
+    needed, sources = set().union(*(defined_and_read(source)[1] for source in code)), []
     for cell in reversed(cells[:end]):
         if cell.cell_type == "code":
-            given, read = names_of(cell.source)
+            given, read = defined_and_read(cell.source)
             if given & needed:
                 needed |= read
-                found.insert(0, cell.source)
-    return found
+                sources.insert(0, cell.source)
+    return sources
 
 
 class Reader:
@@ -162,20 +158,19 @@ def test_build_exercise_is_empty_and_its_solution_passes(chapter, build, tmp_pat
     reader = Reader(chapter, tmp_path)
     cells = reader.cells
     start = [k for k, cell in enumerate(cells) if "**Build.**" in cell.source][build]
-    checked = next(
-        k for k in range(start, len(cells)) if re.search(r"^(check|check_\w+|judge_\w+)\(", cells[k].source, re.M)
-    )
+    calls_check = r"^(check|check_\w+|judge_\w+)\("
+    checked = next(k for k in range(start, len(cells)) if re.search(calls_check, cells[k].source, re.M))
     check = cells[checked].source
     solution = re.search(r"```python\n(.*?)```", cells[checked + 1].source, re.DOTALL)[1]
-    assert reader.run(*rests_on(cells, checked, check, solution), check).startswith("your turn")
+    assert reader.run(*needed_cells(cells, checked, check, solution), check).startswith("your turn")
     assert reader.run(solution, check).startswith("right")
     name = chapter.number + "abcde"[build] * (build > 0)
-    if name in WRONG:
-        right, *wrong = WRONG[name]
+    if name in WRONG_BUILDS:
+        right, *wrong = WRONG_BUILDS[name]
         assert right in solution
-        for n, written in enumerate(wrong):
-            said = reader.run(solution.replace(right, written), check)
-            assert said.startswith("wrong") and (n > 0 or NAMED.get(name, "") in said)
+        for n, mistake in enumerate(wrong):
+            verdict = reader.run(solution.replace(right, mistake), check)
+            assert verdict.startswith("wrong") and (n > 0 or DIAGNOSES.get(name, "") in verdict)
 
 
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["", "compiled"])
@@ -186,7 +181,7 @@ def test_chapter_answers_show_what_their_code_prints(chapter, compiles, tmp_path
     cells = Reader(chapter, tmp_path).cells
     for at, card in enumerate(cells):
         for _, code, shown in ANSWER.findall(card.source) if QUESTION in card.source else ():
-            before = rests_on(cells, at, code)
+            before = needed_cells(cells, at, code)
             if any(re.search(r"\bxray\w*\(", source) for source in before) is compiles:
                 printed = Reader(chapter, tmp_path).run(*before, code).rstrip()
                 printed = f"\n```text\n{printed}\n```\n" if printed else ""

@@ -11,9 +11,9 @@ import numpy as np
 from checks import guard, softmax, truth
 from checks.cells import described
 from checks.report import Report
-from course_class import graded_at_once, interpreted, played
-from course_costs import graded_here, slipped
-from course_wrong import GAINS, SLIPS, WRONG
+from course_class import grade_books, needs_interpreter, run_checks
+from course_costs import grade_in_process, with_mistake
+from course_wrong import GAMED_ANSWERS, MISTAKES, WRONG_ANSWERS
 
 from fa2_studio.course import notebooks, sandbox, seeds
 from fa2_studio.course.build import notebook_from_text
@@ -21,7 +21,7 @@ from fa2_studio.course.notebooks import TEXT, grade_id, source_notebook
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as wrong kernels give
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
-each = pytest.mark.parametrize("name", ASSIGNMENTS)
+for_each_assignment = pytest.mark.parametrize("name", ASSIGNMENTS)
 FIRST_STEPS = {  # the steps that tell of a mistake, if no cell is named. In 5 and 6, all steps are quick
     "1": ["update", "merge", "finalize"],
     "2": ["kind", "row_block"],
@@ -32,7 +32,7 @@ FIRST_STEPS = {  # the steps that tell of a mistake, if no cell is named. In 5 a
 }
 
 
-def steps_alone(notebook, steps):
+def only_steps(notebook, steps):
     """Return the notebook with only the cells of some steps, for assignments whose steps are independent."""
     names = {"setup", "hanging", "racing", "ragged", "forward", "kernel", "sizes"}
     names |= {*steps, *(f"test_{step}" for step in steps)}
@@ -43,114 +43,112 @@ def steps_alone(notebook, steps):
 # Sources and their twins ------------------------------------------------------------------------------------------
 
 
-@each
+@for_each_assignment
 def test_assignment_matches_its_source(name):
     pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
-    made, kept = notebook_from_text(TEXT / f"{name}.py"), source_notebook(ASSIGNMENTS[name])
-    assert made == kept, "run `python -m fa2_lab course build`"
-    nbformat.validate(kept)
+    built, committed = notebook_from_text(TEXT / f"{name}.py"), source_notebook(ASSIGNMENTS[name])
+    assert built == committed, "run `python -m fa2_lab course build`"
+    nbformat.validate(committed)
 
 
-@each
+@for_each_assignment
 def test_assignment_source_names_its_requirements(name):
     notebook = source_notebook(ASSIGNMENTS[name])
     text = notebook.cells[0].source
     for part in ("| step | points |", "*Time: ", ". Before this: ", ". Hardware: ", "**How it is graded.**"):
         assert part in text, part
-    assert "off limits" in text.lower() and all(f"`{given}`" in text for given in ASSIGNMENTS[name].gives)
-    told = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]
-    given = list(notebooks.points_by_step(notebook).values())
-    assert told == given, "the table of points is not that of the test cells"
+    assert "off limits" in text.lower() and all(f"`{points}`" in text for points in ASSIGNMENTS[name].gives)
+    printed = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]
+    points = list(notebooks.points_by_step(notebook).values())
+    assert printed == points, "the table of points is not that of the test cells"
     assert all(c.cell_type == "code" for c in notebook.cells if grade_id(c))
 
 
 # Solved, empty, wrong -----------------------------------------------------------------------------------------------
 
 
-@each
+@for_each_assignment
 def test_assignment_solution_scores_full_marks(name, tmp_path):
     """With the sandbox, if there is one. `grade` runs the same check before it grades any submission."""
     for need in ASSIGNMENTS[name].needs:
         pytest.importorskip(need, reason=f"{need} is not installed")
-    solved = graded_at_once(tmp_path, {"own": source_notebook(ASSIGNMENTS[name])}, sandbox.sandbox_kind(), name=name)[
-        "own"
-    ]
+    books = {"own": source_notebook(ASSIGNMENTS[name])}
+    solved = grade_books(tmp_path, books, sandbox.sandbox_kind(), name=name)["own"]
     lost = [output for *_, output in solved.page if "NOT YET" in output]
     assert solved.score == solved.full and not solved.sentences, (solved.sentences, lost)
 
 
-@each
+@for_each_assignment
 def test_empty_assignment_scores_nothing(name):
-    interpreted(name)
-    points, printed = played(notebooks.student_version(source_notebook(ASSIGNMENTS[name])))
+    needs_interpreter(name)
+    points, printed = run_checks(notebooks.student_version(source_notebook(ASSIGNMENTS[name])))
     assert set(points.values()) == {0.0} and "not written yet" in printed and "ALARM" not in printed, printed
 
 
 @pytest.mark.parametrize("number", "1234679")
 def test_assignment_solution_scores_full_marks_with_any_seed(number):
     """The planted bugs of 8, which also has other answers with other seeds, have tests of their own."""
-    interpreted(number)
-    original = seeds.with_day(
-        seeds.with_seed(source_notebook(notebooks.find_assignment(number)), 398319954), 398319954, "2030-01-01"
-    )
-    solved = graded_here(number, original, original)
+    needs_interpreter(number)
+    seed, book = 398319954, source_notebook(notebooks.find_assignment(number))
+    original = seeds.with_day(seeds.with_seed(book, seed), seed, "2030-01-01")
+    solved = grade_in_process(number, original, original)
     assert solved.got == solved.most, [output for *_, output in solved.page if "NOT YET" in output]
 
 
-@pytest.mark.parametrize(("number", "pairs", "keeps", "said"), WRONG, ids=[f"{w[0]}: {[*w[1]]}"[:60] for w in WRONG])
-def test_wrong_answer_gets_its_points_and_feedback(number, pairs, keeps, said):
-    interpreted(number)
-    book = slipped(number, pairs)
-    points, printed = played(steps_alone(book, keeps) if number in "4789" else book)
+WRONG_IDS = [f"{w[0]}: {[*w[1]]}"[:60] for w in WRONG_ANSWERS]
+
+
+@pytest.mark.parametrize(("number", "pairs", "keeps", "messages"), WRONG_ANSWERS, ids=WRONG_IDS)
+def test_wrong_answer_gets_its_points_and_feedback(number, pairs, keeps, messages):
+    needs_interpreter(number)
+    book = with_mistake(number, pairs)
+    points, printed = run_checks(only_steps(book, keeps) if number in "4789" else book)
     flat = re.sub(r"\s+", " ", printed)
-    for part in said:
+    for part in messages:
         assert re.sub(r"\s+", " ", part) in flat, printed
     assert {step: points[f"test_{step}"] for step in keeps} == pytest.approx(keeps, abs=0.01), printed
 
 
-@pytest.mark.parametrize(("number", "cell", "pairs", "hint"), SLIPS, ids=[f"{x[0]}: {x[3]}"[:50] for x in SLIPS])
+@pytest.mark.parametrize(("number", "cell", "pairs", "hint"), MISTAKES, ids=[f"{x[0]}: {x[3]}"[:50] for x in MISTAKES])
 def test_common_mistake_is_named_in_feedback(number, cell, pairs, hint):
-    interpreted(number)
-    book = slipped(number, pairs, cell)
+    needs_interpreter(number)
+    book = with_mistake(number, pairs, cell)
     steps = [cell] if number in "478" and cell else FIRST_STEPS.get(number)
-    _, printed = played(steps_alone(book, steps) if steps else book)
+    _, printed = run_checks(only_steps(book, steps) if steps else book)
     assert hint in re.sub(r"\s+", " ", printed), printed
 
 
+KIND_MISTAKE = {"if not causal or col_end - 1 <= row + offset": "if True"}
+
+
 @pytest.mark.parametrize(
-    ("number", "pairs", "step", "said", "false"),
+    ("number", "pairs", "step", "message", "wrong_message"),
     [
         ("3", {"tau * (ds @ k_j)": "ds @ k_j"}, "tile_gradients", "dQ, which is τ dS K", "P has to be 0 in a row"),
-        (
-            "2",
-            {"if not causal or col_end - 1 <= row + offset": "if True"},
-            "kind",
-            "Every tile is called",
-            "wrong sign",
-        ),
+        ("2", KIND_MISTAKE, "kind", "Every tile is called", "wrong sign"),
         ("1", {"alpha * l +": "l +", "alpha[:, None] * o +": "o +"}, "update", "l is not rescaled", "m can be any"),
     ],
 )
-def test_special_case_check_does_not_blame_another_mistake(number, pairs, step, said, false):
-    _, printed = played(steps_alone(slipped(number, pairs), [step]))
-    assert said in printed and false not in printed, printed
+def test_special_case_check_does_not_blame_another_mistake(number, pairs, step, message, wrong_message):
+    _, printed = run_checks(only_steps(with_mistake(number, pairs), [step]))
+    assert message in printed and wrong_message not in printed, printed
 
 
 @pytest.mark.parametrize("wrong", ["s = q_i @ k_j.T", "s = tau * (q_i @ k_j.reshape(k_j.shape[::-1]))"])
 def test_smallest_failing_problem_is_reported_with_its_right_answer(wrong):
     pairs = {"s = tau * (q_i @ k_j.T)": wrong}
-    _, printed = played(steps_alone(slipped("2", pairs), ["kind", "row_block"]))
-    said = r"smallest Q = (.*), K = (.*), V = (.*), tau = (.*), tiles .*: O should be (.*), but .* makes it (.*)"
-    Q, K, V, tau, right, other = re.search(said, printed).groups()
+    _, printed = run_checks(only_steps(with_mistake("2", pairs), ["kind", "row_block"]))
+    pattern = r"smallest Q = (.*), K = (.*), V = (.*), tau = (.*), tiles .*: O should be (.*), but .* makes it (.*)"
+    Q, K, V, tau, right, other = re.search(pattern, printed).groups()
     Q, K, V, right, other = (np.array(json.loads(x), dtype=float) for x in (Q, K, V, right, other))
     assert np.allclose(truth.attended(Q, K, V, scale=float(tau))["O"], right, atol=1e-3)
     assert not np.allclose(right, other, atol=0.1) and len(Q) == 1 and len(K) <= 3
 
 
-@pytest.mark.parametrize("name", GAINS)
+@pytest.mark.parametrize("name", GAMED_ANSWERS)
 def test_answer_that_games_the_checks_loses_points(name):
-    number, pairs, most = GAINS[name]
-    got = graded_here(number, slipped(number, pairs))
+    number, pairs, most = GAMED_ANSWERS[name]
+    got = grade_in_process(number, with_mistake(number, pairs))
     assert got.score < most, got.page
 
 

@@ -15,7 +15,7 @@ import nbformat
 from checks import detective, listing, predict
 from checks.probes import NotAllowed
 from checks.report import Failed
-from course_class import FIRST, handed_in, played, write
+from course_class import FIRST, run_checks, submission, write_book
 
 from fa2_studio.course import command, notebooks, planted_bugs, sandbox, seeds
 from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source_notebook
@@ -43,7 +43,7 @@ def secret_lines(name: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def bundled(tmp_path_factory):
+def bundle(tmp_path_factory):
     """Write the bundles of two students, and return their folder."""
     folder = tmp_path_factory.mktemp("class")
     (folder / "class.csv").write_text("folder,id,name\nada,1,Ada\nbob,2,Bob\n")
@@ -54,37 +54,35 @@ def bundled(tmp_path_factory):
     return folder / "out"
 
 
-def texts_in(node) -> list[str]:
+def notebook_texts(node) -> list[str]:
     """Return all strings in a notebook, including keys and metadata."""
     if isinstance(node, dict):
-        return [text for key, value in node.items() for text in (key, *texts_in(value))]
+        return [text for key, value in node.items() for text in (key, *notebook_texts(value))]
     if isinstance(node, list):
         joined = ["".join(node)] if node and all(isinstance(x, str) for x in node) else []
-        return joined + [text for value in node for text in texts_in(value)]
+        return joined + [text for value in node for text in notebook_texts(value)]
     return [node] if isinstance(node, str) else []
 
 
-def everything_in(folder: Path) -> str:
+def folder_text(folder: Path) -> str:
     """Return all text of a folder, with the strings of its notebooks."""
     parts = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         text = path.read_text(encoding="utf-8")
-        parts.append("\n".join(texts_in(json.loads(text))) if path.suffix == ".ipynb" else text)
+        parts.append("\n".join(notebook_texts(json.loads(text))) if path.suffix == ".ipynb" else text)
     return "\n".join(parts)
 
 
-def test_bundle_has_only_notebooks_and_visible_checks(bundled):
-    found = {str(p.relative_to(bundled / "ada")) for p in (bundled / "ada").rglob("*") if p.is_file()}
+def test_bundle_has_only_notebooks_and_visible_checks(bundle):
+    files = {str(p.relative_to(bundle / "ada")) for p in (bundle / "ada").rglob("*") if p.is_file()}
     checks = {f"checks/{p.name}" for p in (FOLDER / "checks").glob("*.py")}
-    assert (
-        found
-        == {f"{name}.ipynb" for name in ASSIGNMENTS} | {"README.md", "AGENTS.md", "fa2_lab-1-py3-none-any.whl"} | checks
-    )
+    others = {"README.md", "AGENTS.md", "fa2_lab-1-py3-none-any.whl"}
+    assert files == {f"{name}.ipynb" for name in ASSIGNMENTS} | others | checks
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
-def test_bundle_contains_no_solution_hidden_test_or_key(name, bundled):
-    everything, secrets = everything_in(bundled / "ada"), secret_lines(name)
+def test_bundle_contains_no_solution_hidden_test_or_key(name, bundle):
+    everything, secrets = folder_text(bundle / "ada"), secret_lines(name)
     lines = {line.strip() for line in everything.splitlines()}
     secrets -= {"draw = np.random.default_rng(seed).standard_normal"}
     assert len(secrets) >= 6 and not secrets & lines
@@ -101,24 +99,22 @@ def test_bundle_of_one_assignment_has_only_its_checks(tmp_path):
     assert not names & {"break_it.py", "detective.py", "gradients.py"}
 
 
-def test_student_check_needs_only_bundle_and_package(bundled, tmp_path):
+def test_student_check_needs_only_bundle_and_package(bundle, tmp_path):
     """Nothing of the checkout but fa2_lab is there, as after `pip install fa2-lab`."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "fa2_lab").symlink_to(PROJECT / "fa2_lab")
-    path = bundled / "ada" / "2_forward.ipynb"
-    book, solved = (
-        nbformat.read(path, 4),
-        {grade_id(c): c.source for c in source_notebook(ASSIGNMENTS["2_forward"]).cells},
-    )
+    path = bundle / "ada" / "2_forward.ipynb"
+    book = nbformat.read(path, 4)
+    solved = {grade_id(c): c.source for c in source_notebook(ASSIGNMENTS["2_forward"]).cells}
     for cell in book.cells:
         cell.source = solved["kind"] if grade_id(cell) == "kind" else cell.source
     nbformat.write(book, path)
     env = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "PYTHONIOENCODING": "ascii"}  # Windows has no "×" either
-    line = [sys.executable, "-m", "checks", path.name]
-    done = subprocess.run(line, cwd=path.parent, env=env, capture_output=True, text=True)
-    assert "kind: 2 of 2 points" in done.stdout and "2 of 16 points" in done.stdout, done.stdout + done.stderr
-    assert "UnicodeEncodeError" not in done.stdout
-    assert done.returncode == 1
+    call = [sys.executable, "-m", "checks", path.name]
+    result = subprocess.run(call, cwd=path.parent, env=env, capture_output=True, text=True)
+    assert "kind: 2 of 2 points" in result.stdout and "2 of 16 points" in result.stdout, result.stdout + result.stderr
+    assert "UnicodeEncodeError" not in result.stdout
+    assert result.returncode == 1
 
 
 # Seeds --------------------------------------------------------------------------------------------------------------
@@ -135,25 +131,25 @@ def test_seeds_differ_by_student_and_need_the_secret():
 def test_seed_0_is_the_original_and_no_seed_changes_answers(name):
     original = source_notebook(ASSIGNMENTS[name])
     assert seeds.with_seed(original, 0) == original
-    mine = seeds.with_seed(original, 5)
-    assert [c.source for c in mine.cells if is_solution(c)] == [c.source for c in original.cells if is_solution(c)]
+    seeded = seeds.with_seed(original, 5)
+    assert [c.source for c in seeded.cells if is_solution(c)] == [c.source for c in original.cells if is_solution(c)]
     text = "".join(c.source for c in original.cells if grade_id(c))
-    assert (mine != original) == ("seed=0" in text)
+    assert (seeded != original) == ("seed=0" in text)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_seed_changes_the_numbers_to_compute(seed):
     notebook = seeds.with_seed(source_notebook(ASSIGNMENTS["6_read_the_machine"]), seed)
     notebook.cells = [c for c in notebook.cells if grade_id(c) in {"setup", "question", "by_hand", "test_by_hand"}]
-    points, printed = played(notebook)
-    assert points == {"test_by_hand": 2.0}, printed
+    check_points, printed = run_checks(notebook)
+    assert check_points == {"test_by_hand": 2.0}, printed
     assert len({predict.question(other) for other in range(8)}) == 8
 
 
 # Detective cases ----------------------------------------------------------------------------------------------------
 
 
-class Answer:
+class StudentAnswer:
     """A student's answer in the form that the grader has it, which is a text."""
 
     def __init__(self, **parts):
@@ -164,39 +160,38 @@ class Answer:
 
 
 @pytest.fixture
-def points(monkeypatch):
+def check_points(monkeypatch):
     """Return a function that returns the numbers of visible and of hidden checks that an answer passes with a seed."""
     monkeypatch.setattr(detective.guard, "text", str)
 
-    def points(step: str, answer, seed: int) -> tuple[int, int]:
+    def check_points(step: str, answer, seed: int) -> tuple[int, int]:
         path, bug = planted_bugs.program_and_bug(step, seed)
         case = detective.IN_MODEL if path == planted_bugs.PIPELINE else detective.IN_TRITON
         text = planted_bugs.broken_program(path, bug, seed)
         text = text[text.index("def pipeline" if path == planted_bugs.PIPELINE else "@triton.jit") :]
         monkeypatch.setattr(detective, "text_of", lambda program: text)
-        return detective.check_step(step, case, answer, None, seed).passed, planted_bugs.check_naming(
-            step, answer, seed
-        ).passed
+        hidden = planted_bugs.check_naming(step, answer, seed).passed
+        return detective.check_step(step, case, answer, None, seed).passed, hidden
 
-    return points
+    return check_points
 
 
-def right_answer(step: str, seed: int) -> Answer:
+def right_answer(step: str, seed: int) -> StudentAnswer:
     """Return the right answer to the planted bug of a step and a seed."""
     path, bug = planted_bugs.program_and_bug(step, seed)
     line = sorted(planted_bugs.wrong_lines(path, bug, seed))[0]
     pair = tuple(planted_bugs.rename_variables(path, text, seed).rstrip("\n") for text in (bug.wrong, bug.right))
     runs = dict(shows=bug.shows or dict(tiles=7), hides=bug.hides or dict(tiles=7))
-    return Answer(line=line, cause=bug.cause, mend=[pair], **runs)
+    return StudentAnswer(line=line, cause=bug.cause, mend=[pair], **runs)
 
 
 @pytest.mark.parametrize("step", ["hang", "race"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 398319954])
-def test_planted_pipeline_bugs_can_be_found_and_fixed(step, seed, points, capsys):
-    assert points(step, right_answer(step, seed), seed) == (3, 2), capsys.readouterr().out
+def test_planted_pipeline_bugs_can_be_found_and_fixed(step, seed, check_points, capsys):
+    assert check_points(step, right_answer(step, seed), seed) == (3, 2), capsys.readouterr().out
     answer = right_answer(step, seed)
     for part, wrong in dict(line="yield qk.done()", cause="corner").items():
-        assert points(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
+        assert check_points(step, StudentAnswer(**(answer.parts | {part: wrong})), seed) == (3, 1)
 
 
 def test_hidden_cases_depend_on_student_and_day():
@@ -210,10 +205,10 @@ def test_hidden_cases_depend_on_student_and_day():
         assert len(drawn) == 4 or name.startswith(("5", "8")), name
 
 
-def test_one_answer_does_not_pass_for_two_seeds(points):
+def test_one_answer_does_not_pass_for_two_seeds(check_points):
     drawn = [seeds.seed_of(f"student {n}", "autumn") for n in range(7)]
     answer = right_answer("hang", drawn[0])
-    full = [seed for seed in drawn if points("hang", answer, seed) == (3, 2)]
+    full = [seed for seed in drawn if check_points("hang", answer, seed) == (3, 2)]
     assert full == [drawn[0]]
 
 
@@ -223,22 +218,22 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
     return p_ @ V / p_.sum(1, keepdims=True), 0"""
 
 
-def test_dense_attention_or_removed_clocks_do_not_pass_as_a_fix(points, capsys):
+def test_dense_attention_or_removed_clocks_do_not_pass_as_a_fix(check_points, capsys):
     answer = right_answer("race", 0)
-    first = "    block, B_c = ThreadBlock(), 4\n"
+    first_line = "    block, B_c = ThreadBlock(), 4\n"
     names = "names that the program already has"
     cheats = [
-        ("new words and signs", (first, DENSE + "\n" + first)),
+        ("new words and signs", (first_line, DENSE + "\n" + first_line)),
         ("new words and signs", ("return O, block.clock", 'return f"{[' + "Q @ K.T, " * 9 + ']}", block.clock')),
         ("new words and signs", ("return O, block.clock", "return O, " + "block.clock, " * 100_000)),
         ("clocks", ("return O, block.clock", "return O, 0")),
         (names, ("return O, block.clock", "return exec('')")),
         (names, ('f"stage {s} filled"', "f'{exec(s)}'")),
     ]
-    for said, more in cheats:
-        mend = answer.parts["mend"] + [more] if said == "clocks" else [more]
-        assert points("race", Answer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
-        assert said in capsys.readouterr().out
+    for message, replacement in cheats:
+        mend = answer.parts["mend"] + [replacement] if message == "clocks" else [replacement]
+        assert check_points("race", StudentAnswer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
+        assert message in capsys.readouterr().out
 
 
 def test_nan_is_rejected_as_a_hand_computed_number(capsys):
@@ -269,13 +264,14 @@ def test_planted_kernel_bugs_match_one_line_and_all_are_drawn():
 # Kernels as text -----------------------------------------------------------------------------------------------------
 
 
-OUTSIDE = ["tl.core.os", "l.handle.data[:] = 1", "import os", "np.exp(l)", "().__class__", "tl.load = l"]
-OUTSIDE += ["tl.math.core.os", "t = tl; t.core", "m = tl.math; m.core", "(tl if l else tl).core", "tl.math.wraps(l)"]
-OUTSIDE += ["{0 for getattr in (1,)}; getattr(tl.load, '__globals__')", "tl.cdiv.run", "tl.tensor.mro()"]
-OUTSIDE += ["l = f'{l:05}' == '1'", "l = tl.constexpr(3) is 3"]  # Triton's interpreter says no, and its compiler yes
+FORBIDDEN = ["tl.core.os", "l.handle.data[:] = 1", "import os", "np.exp(l)", "().__class__", "tl.load = l"]
+FORBIDDEN += ["tl.math.core.os", "t = tl; t.core", "m = tl.math; m.core", "(tl if l else tl).core", "tl.math.wraps(l)"]
+FORBIDDEN += ["{0 for getattr in (1,)}; getattr(tl.load, '__globals__')", "tl.cdiv.run", "tl.tensor.mro()"]
+# Triton's interpreter says no, and its compiler yes
+FORBIDDEN += ["l = f'{l:05}' == '1'", "l = tl.constexpr(3) is 3"]
 
 
-@pytest.mark.parametrize("line", OUTSIDE)
+@pytest.mark.parametrize("line", FORBIDDEN)
 def test_student_kernel_may_contain_only_triton(line):
     pytest.importorskip("triton", reason="Triton is not installed")
     with pytest.raises(NotAllowed):
@@ -328,7 +324,7 @@ def test_gradescope_package_grades_in_the_platforms_layout(tmp_path):
         assert "notebooks/assignments/2_forward.ipynb" not in archive.namelist()
     run = (home / "source" / "run_autograder").read_text()
     assert f"fa2_studio.course.handout {FIRST.name}" in run
-    write(handed_in(answers={"merge": "def merge(a, b): return a"}), home / "submission", "my homework.ipynb")
+    write_book(submission(answers={"merge": "def merge(a, b): return a"}), home / "submission", "my homework.ipynb")
     text = f"from fa2_studio.course.handout import *\ngrade_on_gradescope({FIRST.name!r}, Path({str(home)!r}))"
     env = os.environ | {"PYTHONPATH": str(home / "source")}
     done = subprocess.run([sys.executable, "-c", text], cwd=home / "source", env=env, capture_output=True, text=True)

@@ -7,13 +7,13 @@ import torch
 
 import fa2_lab
 from fa2_studio.judges import command
-from fa2_studio.judges.adapters import flash_attention_2 as two
-from fa2_studio.judges.adapters import flash_attention_3 as three
-from fa2_studio.judges.adapters import flash_attention_4 as four
+from fa2_studio.judges.adapters import flash_attention_2 as fa2_adapter
+from fa2_studio.judges.adapters import flash_attention_3 as fa3_adapter
+from fa2_studio.judges.adapters import flash_attention_4 as fa4_adapter
 from fa2_studio.judges.adapters import flashinfer, torch_varlen, vllm
 from fa2_studio.judges.suites import SUITES
 
-THEIRS = """
+THIRD_PARTY_TESTS = """
 import pytest, torch
 from .adapters import get_flashattention_autograd_function_pytorch as ours
 
@@ -37,7 +37,7 @@ def test_skipped():
 def checkout(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "__init__.py").touch()
-    (tmp_path / "tests" / "test_attention.py").write_text(THEIRS)
+    (tmp_path / "tests" / "test_attention.py").write_text(THIRD_PARTY_TESTS)
     return tmp_path
 
 
@@ -87,7 +87,7 @@ def test_judge_rejects_bad_arguments(argv, message):
 
 
 @pytest.mark.parametrize(
-    "suite, test, case, left_out",
+    "suite, test, case, reason",
     [
         ("flash-attention-2", "test_flash_attn_output", {"alibi": True}, "ALiBi"),
         ("flash-attention-2", "test_flash_attn_output", {"dropout_p": 0.0, "alibi": False}, ""),
@@ -100,9 +100,9 @@ def test_judge_rejects_bad_arguments(argv, message):
         ("flash-attention-4", "test_flash_attn_varlen_output", dict(local_enum=2, unpad_q=True, unpad_kv=True), ""),
     ],
 )
-def test_only_third_party_tests_of_missing_features_are_skipped(suite, test, case, left_out):
-    found = SUITES[suite].reason_to_leave_out(test, case)
-    assert found.startswith(left_out) and bool(found) == bool(left_out)
+def test_only_third_party_tests_of_missing_features_are_skipped(suite, test, case, reason):
+    given = SUITES[suite].reason_to_leave_out(test, case)
+    assert given.startswith(reason) and bool(given) == bool(reason)
 
 
 def test_adapters_pass_every_argument():
@@ -112,19 +112,19 @@ def test_adapters_pass_every_argument():
     O, given = O.transpose(1, 2), dict(window_size=(3, 1), softcap=5.0, softmax_scale=0.5)
     starts = [torch.tensor([0, n], dtype=torch.int32) for n in (7, 9)]
     for found in (
-        two.flash_attn_func(q, k, v, **given),
-        two.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **given),
-        two.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 7, 9, **given)[None],
-        three.flash_attn_func(q, k, v, **given),
-        three.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 7, 9, **given)[None],
-        four.flash_attn_func(q, k, v, **given)[0],
-        four.flash_attn_varlen_func(q[0], k[0], v[0], *starts, **given)[0][None],
+        fa2_adapter.flash_attn_func(q, k, v, **given),
+        fa2_adapter.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **given),
+        fa2_adapter.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 7, 9, **given)[None],
+        fa3_adapter.flash_attn_func(q, k, v, **given),
+        fa3_adapter.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 7, 9, **given)[None],
+        fa4_adapter.flash_attn_func(q, k, v, **given)[0],
+        fa4_adapter.flash_attn_varlen_func(q[0], k[0], v[0], *starts, **given)[0][None],
     ):
         assert torch.allclose(found, O, atol=2e-3)
     pages, table, lengths = [x.view(3, 3, 2, 16) for x in (k, v)], torch.tensor([[0, 1, 2]]), torch.tensor([9])
     found = vllm.flash_attn_varlen_func(q[0], *pages, starts[0], lengths, table, **given)
     assert torch.allclose(found, O[0], atol=2e-3)
-    assert torch.allclose(two.flash_attn_func(q, k, v, **given, return_attn_probs=True)[1], L, atol=2e-3)
+    assert torch.allclose(fa2_adapter.flash_attn_func(q, k, v, **given, return_attn_probs=True)[1], L, atol=2e-3)
 
 
 def test_packed_and_paged_adapters_agree():

@@ -1,6 +1,5 @@
 """The book's site: every link and anchor leads somewhere, nothing is asked of another machine, answers wait."""
 
-import functools
 import json
 import re
 import shutil
@@ -16,17 +15,17 @@ from queue import Empty, Queue
 from threading import Thread
 from urllib.parse import unquote
 
-import nbformat
 import pytest
 from PIL import Image
+from test_book import read_notebook
 
 pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
 
 from fa2_lab.tools import command
 from fa2_studio.book import blocks, site, slides
-from fa2_studio.book.chapters import NOTEBOOKS, written
+from fa2_studio.book.chapters import written
 
-LOADS = {"src", "srcset", "data", "poster", "action"}  # attributes whose address a browser fetches by itself
+LOADED = {"src", "srcset", "data", "poster", "action"}  # attributes whose address a browser fetches by itself
 
 
 class Page(HTMLParser):
@@ -38,13 +37,13 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
-        at = dict(attributes)
-        self.anchors |= {at[name] for name in ("id", "name") if at.get(name)}
-        self.loads += [at[name] for name in LOADS & at.keys()]
-        if "href" in at:
-            (self.loads if tag == "link" else self.links).append(at["href"])
+        values = dict(attributes)
+        self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
+        self.loads += [values[name] for name in LOADED & values.keys()]
+        if "href" in values:
+            (self.loads if tag == "link" else self.links).append(values["href"])
         if tag == "img":
-            self.images.append(at)
+            self.images.append(values)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +58,11 @@ def pages(folder):
     return {path: Page(path) for path in folder.rglob("*.html") if "_static" not in path.parts}
 
 
-def outside(address):
+def on_another_host(address):
     return re.match(r"([a-z][a-z0-9+.-]*:)?//", address)
 
 
-@functools.cache
-def notebook(chapter):
-    return nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
-
-
-def html(folder, number):
+def page_html(folder, number):
     (chapter,) = [c for c in written() if c.number == number]
     return (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
 
@@ -77,7 +71,7 @@ def test_site_links_and_anchors_resolve(folder, pages):
     assert len(pages) > len(written())
     for path, page in pages.items():
         for link in page.links + page.loads:
-            if outside(link) or link.startswith(("data:", "mailto:")):
+            if on_another_host(link) or link.startswith(("data:", "mailto:")):
                 continue
             file, _, anchor = unquote(link).partition("#")
             target = (path.parent / file.split("?")[0]).resolve() if file else path
@@ -88,10 +82,10 @@ def test_site_links_and_anchors_resolve(folder, pages):
 
 def test_site_requests_nothing_from_other_hosts(folder, pages):
     for path, page in pages.items():
-        assert not [address for address in page.loads if outside(address)], path.name
+        assert not [address for address in page.loads if on_another_host(address)], path.name
     for style in folder.rglob("*.css"):
         for address in re.findall(r"(?:url\(|@import )\s*[\"']?([^\"')\s]+)", style.read_text(encoding="utf-8")):
-            assert not outside(address), f"{style.name}: {address}"
+            assert not on_another_host(address), f"{style.name}: {address}"
     for script in [*folder.rglob("*.js"), *folder.glob("*.html")]:
         text = script.read_text(encoding="utf-8")
         assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
@@ -99,15 +93,15 @@ def test_site_requests_nothing_from_other_hosts(folder, pages):
 
 def test_site_link_previews_of_chapters_and_interactive_figures_have_their_own_pictures(folder, monkeypatch):
     """Other sites load the picture, so its address is whole where the site's is known."""
-    own = {c.name for c in written()} | {file.stem for file in folder.glob("figures/live/*.html")}
+    with_own_picture = {c.name for c in written()} | {file.stem for file in folder.glob("figures/live/*.html")}
     for page in [*folder.glob("*.html"), *folder.glob("assignments/*.html"), *folder.glob("figures/live/*.html")]:
-        html = page.read_text(encoding="utf-8")
-        pictures = re.findall(r'<meta (?:content="([^"]*)" )?property="?og:image"?(?: content="([^"]*)")?', html)
+        text = page.read_text(encoding="utf-8")
+        pictures = re.findall(r'<meta (?:content="([^"]*)" )?property="?og:image"?(?: content="([^"]*)")?', text)
         (picture,) = [page.parent / "".join(one) for one in pictures]
-        assert picture.stem == (page.stem if page.stem in own else "card"), page.name
+        assert picture.stem == (page.stem if page.stem in with_own_picture else "card"), page.name
         with Image.open(picture) as png:
             assert png.size == (1200, 630) and picture.stat().st_size < 60_000, page.name
-        assert html.count("og:description") == 1, page.name
+        assert text.count("og:description") == 1, page.name
     monkeypatch.setitem(site.SETTINGS, "html_baseurl", "https://someone.github.io/fa2_lab/")
     assert 'og:image": "https://someone.github.io/fa2_lab/figures/card.png"' in site.index_page()
     assert 'og:image" content="https://someone.github.io/fa2_lab/figures/card.png"' in site.preview_tags("", "../")
@@ -129,40 +123,38 @@ def test_site_live_figures_have_a_static_version_for_print(folder, pages):
     figures = re.findall(r'<figure class="live-piece[^>]*>.*?</figure>', "".join(page.read_text() for page in pages))
     assert figures
     for figure in figures:
-        for shown in (r'<iframe src="([^"]+)" title="[^"]{8,}"', r'<picture class="still">.*?<img src="([^"]+)"'):
-            assert (folder / re.search(shown, figure)[1].split("?")[0]).is_file()
+        for pattern in (r'<iframe src="([^"]+)" title="[^"]{8,}"', r'<picture class="still">.*?<img src="([^"]+)"'):
+            assert (folder / re.search(pattern, figure)[1].split("?")[0]).is_file()
 
 
 def test_site_answers_are_folded(folder):
     for chapter in written():
-        page = html(folder, chapter.number)
-        answers = sum(c.source.count("<summary>Answer</summary>") for c in notebook(chapter).cells)
+        page = page_html(folder, chapter.number)
+        answers = sum(c.source.count("<summary>Answer</summary>") for c in read_notebook(chapter).cells)
         assert page.count("<summary>Answer</summary>") == answers, chapter.name
         folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
         assert set(folds) <= {"The code", "Imports"}, chapter.name
 
 
 def test_site_formulas_are_mathml(folder):
-    assert html(folder, "03").count("<math display=") > 10
-    assert "$" not in re.sub(r"<pre>.*?</pre>|<script.*?</script>", "", html(folder, "03"), flags=re.DOTALL)
+    assert page_html(folder, "03").count("<math display=") > 10
+    assert "$" not in re.sub(r"<pre>.*?</pre>|<script.*?</script>", "", page_html(folder, "03"), flags=re.DOTALL)
 
 
 def test_site_without_its_extra_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "myst_nb", None)
     assert command.main(["book", "--html", "--folder", str(tmp_path / "site")]) == 2
-    assert (
-        capsys.readouterr().err
-        == "fa2-lab: book --html needs myst_nb, which is not installed: pip install -e '.[site]'\n"
-    )
+    says = "fa2-lab: book --html needs myst_nb, which is not installed: pip install -e '.[site]'\n"
+    assert capsys.readouterr().err == says
     assert not (tmp_path / "site").exists()
 
 
 # In a browser ---------------------------------------------------------------------------------------------------
 
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+BROWSER_OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 
 
-class Server(SimpleHTTPRequestHandler):
+class SiteServer(SimpleHTTPRequestHandler):
     """A server of the site, a list of its pages, and an address to which the browser posts what it has seen."""
 
     def do_GET(self):
@@ -200,33 +192,32 @@ def test_site_pages_have_no_overflow_or_console_errors_in_a_browser(folder, page
     browser = next(filter(None, map(shutil.which, slides.BROWSERS)), None)
     if browser is None:
         pytest.skip("no Chromium here")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(folder))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SiteServer, directory=str(folder))) as server:
         server.seen, server.missing, server.asked = Queue(), [], False
-        server.pages = [
-            f"/{p.relative_to(folder)}" for p in sorted(pages) if p.name not in ("genindex.html", "search.html")
-        ]
+        generated = ("genindex.html", "search.html")
+        server.pages = [f"/{p.relative_to(folder)}" for p in sorted(pages) if p.name not in generated]
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/"
-        here_only = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        no_network = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
         log_to = ["--enable-logging=stderr", "--remote-debugging-port=0", f"--user-data-dir={tmp_path}"]
-        call = [browser, *QUIET, here_only, *log_to, address]
+        call = [browser, *BROWSER_OPTIONS, no_network, *log_to, address]
         with open(tmp_path / "log", "w") as log, subprocess.Popen(call, stderr=log, stdout=log) as process:
             try:
-                seen = server.seen.get(timeout=180)
+                problems_of = server.seen.get(timeout=180)
             except Empty:
                 assert not server.asked, "the browser did not finish"
                 pytest.skip("the browser does not start here")
             finally:
                 process.terminate()
         server.shutdown()
-    complaints = [
+    console_errors = [
         line
         for line in (tmp_path / "log").read_text(errors="replace").splitlines()
         if "CONSOLE" in line and "[PST]: " not in line and "preload" not in line  # of the theme itself
     ]
-    assert len(seen) == len(server.pages) > len(written())
-    assert {page: found for page, found in seen.items() if found} == {}
-    assert server.missing == [] and complaints == []
+    assert len(problems_of) == len(server.pages) > len(written())
+    assert {page: found for page, found in problems_of.items() if found} == {}
+    assert server.missing == [] and console_errors == []
 
 
 # Slides ---------------------------------------------------------------------------------------------------------
@@ -243,9 +234,9 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
     assert command.main(["book", "--slides", str(tmp_path)]) == 0
     decks = sorted(tmp_path.glob("*.html"))
-    cells = [cell.source for chapter in written() for cell in notebook(chapter).cells]
-    rights = re.findall(r"<summary>Answer</summary>\s*\*\*(.*?)\.?\*\*", "\n".join(cells))
-    rights = {blocks.normalize_option(blocks.markdown_to_html(right)) for right in rights}
+    cells = [cell.source for chapter in written() for cell in read_notebook(chapter).cells]
+    right_options = re.findall(r"<summary>Answer</summary>\s*\*\*(.*?)\.?\*\*", "\n".join(cells))
+    right_options = {blocks.normalize_option(blocks.markdown_to_html(right)) for right in right_options}
     for deck, chapters in zip(decks, slides.LECTURES.values(), strict=True):
         page, text = Page(deck), deck.read_text(encoding="utf-8")
         images = re.findall(r'<img( class=paper)? [^>]*svg\+xml;base64,([^"]*)', text)
@@ -255,11 +246,11 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
         assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name
         sections = re.findall(r'<section class="?(\w*)"?>(.*?)</section>', text, re.DOTALL)
         assert sum(kind != "answers" for kind, _ in sections) <= 45, "more than a lecture has time for"
-        said = [
+        plain = [
             re.sub(r"(?s)<h2>.*?</h2>|<div class=asked>.*?</div>|<ul>\s*<li class=\"choice.*?</ul>|<[^>]*>", "", html)
             for _, html in sections
         ]
-        words = [re.sub(r"\W+", "", unescape(html)) for html in said]
+        words = [re.sub(r"\W+", "", unescape(html)) for html in plain]
         heads = re.findall(r'<section class="picture"><h2><i>(.*?)</i><b>(.*?)</b>', text)
         bare = [title for title, claim in heads if title == claim]
         assert len(bare) <= len(moving) // 2, "a picture's claim is its slide's headline, unless the picture moves"
@@ -271,10 +262,10 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
                 assert not options or "?" in sections[n][1], (deck.name, n, "a long question is not cut")
                 if options and sections[n + 1][0] == "answers":
                     after = sections[n + 1][1]
-                    again = re.findall(r'<li class="choice( right)?">(.*?)</li>', after, re.DOTALL)
-                    assert [option for _, option in again] == options, (deck.name, n, "the options are the same")
-                    marked = {blocks.normalize_option(option) for mark, option in again if mark}
-                    assert marked <= rights, (deck.name, n, "the right option is the notebook's")
+                    answers = re.findall(r'<li class="choice( right)?">(.*?)</li>', after, re.DOTALL)
+                    assert [option for _, option in answers] == options, (deck.name, n, "the options are the same")
+                    marked = {blocks.normalize_option(option) for mark, option in answers if mark}
+                    assert marked <= right_options, (deck.name, n, "the right option is the notebook's")
             elif kind == "answers":
                 repeated = re.findall("class=[\"']?choice( right)?", sections[n][1])
                 assert not repeated or repeated.count(" right") == 1, (deck.name, n, "one option is marked")
@@ -284,7 +275,7 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
                     "not before it",
                 )
         for chapter in (c for c in written() if c.number in chapters and not chapters[c.number]):
-            for cell in notebook(chapter).cells:
+            for cell in read_notebook(chapter).cells:
                 for solution in re.findall(r"<summary>A solution.*?```python\n(.*?)```", cell.source, re.DOTALL):
                     # A slide may have less of the first line
                     body = re.sub(r"(?m)^def [^()]*\([^()]*\):$", "", solution)

@@ -11,18 +11,7 @@ from fa2_lab.machine import io_model
 from . import slips, truth
 from .guard import call
 from .meter import Run, metered
-from .report import (
-    MISFIT,
-    Failed,
-    NotAllowed,
-    Report,
-    as_numbers,
-    equal,
-    in_order,
-    parts,
-    step,
-    tile_place,
-)
+from .report import MISFIT, Failed, NotAllowed, Report, as_numbers, equal, in_order, parts, step, tile_place
 from .truth import Case
 
 PLAIN = Case(N_q=12, N_k=12, d=4, B_r=4, B_c=3)
