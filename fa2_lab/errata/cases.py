@@ -12,11 +12,15 @@ from fa2_lab.reference.naive import safe_softmax
 
 
 def distance(x: ArrayLike, truth: ArrayLike) -> float:
-    """Return the largest error divided by the largest magnitude in `truth`, or infinity if the shapes differ."""
+    """Return the largest error divided by the largest finite magnitude in `truth`.
+
+    Return infinity if x and `truth` differ in shape, or in where they are infinite.
+    """
     x, truth = np.asarray(x, dtype=float), np.asarray(truth, dtype=float)
-    if x.shape != truth.shape:
+    finite = np.isfinite(truth)
+    if x.shape != truth.shape or not np.array_equal(x[~finite], truth[~finite]):
         return np.inf
-    return float(np.abs(x - truth).max() / np.abs(truth).max())
+    return float(np.abs(x[finite] - truth[finite]).max() / np.abs(truth[finite]).max())
 
 
 def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: float = 1e-5) -> np.ndarray:

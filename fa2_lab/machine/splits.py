@@ -79,18 +79,6 @@ class Shares:
         first = self.first_unit(head)
         return range(first // self.share, (first + self.tiles[head]) // self.share + 1)
 
-    def part_index(self, w: int, head: int) -> int:
-        """Return the index in the scratch buffer at which program w stores its partial result for a head.
-
-        The indices are unique because either w or the head increases from one partial result to the next.
-        """
-        return w + head
-
-    @property
-    def scratch_parts(self) -> int:
-        """The number of partial results that the scratch buffer must hold."""
-        return self.programs + len(self.tiles)
-
     def blocks(self) -> list[grid.BlockWork]:
         """Return a list with one block per share, as an argument for grid.schedule()."""
         return [

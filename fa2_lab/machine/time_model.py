@@ -39,10 +39,6 @@ class Clocks(NamedTuple):
         """The sum of the clock cycles of all units, which is the total if the units work one after another."""
         return sum(self)
 
-    @property
-    def busiest(self) -> str:
-        return self._fields[self.index(max(self))]
-
 
 # One tile ---------------------------------------------------------------------------------------------------
 

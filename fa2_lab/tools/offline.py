@@ -98,9 +98,3 @@ def from_amdgcn(code: str) -> dict[str, int]:
     spilled = field("vgpr_spill_count")
     stack = field("private_segment_fixed_size")
     return dict(regs=field("vgpr_count"), stack=stack, ldl=spilled, stl=spilled, tensor=len(re.findall("v_mfma", code)))
-
-
-def serialized(kernel: Any) -> bool:
-    """Return whether the compiler makes each asynchronous matmul (Hopper's wgmma) wait for the previous one."""
-    code = disassembled(kernel.asm["cubin"])
-    return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2

@@ -1,11 +1,11 @@
 """`fa2-lab ladder 08 --run`: check one rung of the ladder and print its compiled resources and its time."""
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from fa2_lab.api.attention import attention
+from fa2_lab.errata.cases import distance
 from fa2_lab.kernels import interpreter, ladder
 from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.machine.chips import H200
@@ -46,21 +46,10 @@ def print_errors(name: str, cases: list[tuple], device: str) -> None:
         got = ladder.load(name).forward(q, k, v, causal)
         on_host = (x.float().cpu() for x in (q, k, v))
         truth = attention(*on_host, causal=causal, return_lse=True, backend="reference")  # computed in float64
-        errors = [relative_error(x.cpu(), right) for x, right in zip(got, truth, strict=True)]
+        errors = [distance(x.cpu(), right) for x, right in zip(got, truth, strict=True)]
         wrong = "" if errors[0] < 1e-3 and errors[1] < 1e-5 else "   WRONG"
         case = f"{N_q} queries, {N_k} keys, d = {d}, {mask_word(causal)}"
         print(f"{case:35}{errors[0]:8.1e}   {errors[1]:8.1e}{wrong}")
-
-
-def relative_error(x: Any, truth: Any) -> float:
-    """Return the largest error divided by the largest value in `truth`.
-
-    Return infinity if x and `truth` are not infinite in the same places.
-    """
-    infinite = torch.isinf(truth)
-    if not torch.equal(torch.isinf(x), infinite):
-        return torch.inf
-    return float((x.double() - truth)[~infinite].abs().max() / truth[~infinite].abs().max())
 
 
 def print_times(name: str) -> None:

@@ -122,7 +122,7 @@ def measure_suite(name: str, folder: Path, flags: dict) -> int:
         record = replace(record, made_by=f"python -m fa2_lab bench {name}")
         return recording.save_record(recording.merge_records(earlier, record), folder)
 
-    measured = run_plan(plan(name, **flags) if "sustained" in SUITES[name].flags else plan(**flags), keep)
+    measured = run_plan(plan(name, **flags) if function == "plan_dense" else plan(**flags), keep)
     path = keep(measured)
     print(record_page.all_rows_tables(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)

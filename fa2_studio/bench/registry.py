@@ -6,11 +6,10 @@ from typing import NamedTuple
 class Suite(NamedTuple):
     """A suite: the function that plans its measurements, and a description of what they measure."""
 
-    planner: str  # module:function
+    planner: str  # module:function; plan_dense() is also passed the name of the suite
     what: str  # object of a sentence that begins with "`bench NAME` times" or "`bench NAME` measures"
     gpu: bool = True
-    # Accepted flags of the command line; a suite that accepts "sustained" is also passed its name
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # accepted flags of the command line
 
 
 # The parts of the suite `ladder`
@@ -34,7 +33,7 @@ SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's in
 SUITES |= {name: Suite("suites:plan_dense", what, flags=("sustained",)) for name, what in DENSE_SUITES.items()}
 SUITES |= {
     "ampere": Suite(
-        "suites:ampere",
+        "suites:plan_dense",
         "the portable kernels on the FA2 paper's problems if they are compiled for an A100 but run on this GPU. For "
         "comparison, it also times FlashAttention-2's own kernels in PyTorch, which use the A100's instructions, too. "
         "To start this suite, run "

@@ -111,11 +111,6 @@ def time_dense(
     return compare(problem.as_dict(), direction, prepare_by_name, flops, timing, unit)
 
 
-def ampere() -> Plan:
-    """Plan the paper's problems for code compiled for an A100. Triton compiles for that GPU in the whole process."""
-    return plan_dense("ampere")
-
-
 # Without a GPU ------------------------------------------------------------------------------------------------
 
 FEW_CALLS = partial(protocol.measure_host_time, rounds=3, warm_up_calls=0, in_a_row=1)

@@ -120,9 +120,10 @@ def test_decode_kernel_splits_keys_as_the_model_predicts(monkeypatch, programs, 
     if not shared and lengths is None:  # no program shares a head with another
         assert scratch.numel() == 0
         return
-    assert scratch.numel() == shares.scratch_parts * R * (d_pad + 4)
-    written = ~torch.isnan(scratch.view(shares.scratch_parts, R, d_pad + 4)[:, :, : d_pad + 2]).any(2).any(1)
-    assert written.nonzero().flatten().tolist() == sorted(shares.part_index(*at) for at in shared)
+    parts = programs + len(tiles)
+    assert scratch.numel() == parts * R * (d_pad + 4)
+    written = ~torch.isnan(scratch.view(parts, R, d_pad + 4)[:, :, : d_pad + 2]).any(2).any(1)
+    assert written.nonzero().flatten().tolist() == sorted(w + head for w, head in shared)
 
 
 @pytest.mark.parametrize("splits", [0, 2])

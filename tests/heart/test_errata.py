@@ -59,5 +59,7 @@ def test_erratum_needs_a_more_accurate_right_version():
 def test_erratum_distance_equals_hand_computed_values():
     assert cases.distance([1.0, 4.0], [2.0, 4.0]) == 0.25 and cases.distance([2.0], [-2.0]) == 2.0
     assert cases.distance(np.ones(3), np.ones(4)) == np.inf
+    assert cases.distance([-np.inf, 1.0], [-np.inf, 2.0]) == 0.5
+    assert cases.distance([1.0, 2.0], [-np.inf, 2.0]) == cases.distance([-np.inf, 2.0], [1.0, 2.0]) == np.inf
     assert ERRATA["fa1-block-size"].right() == (44, 22)  # 4Bd + B² + 2B and 8Bd + 2B² + 2B are at most 24,576
     assert f" {ERRATA['article-228'].right()} KiB" in f" {ERRATA['article-228'].instead}"

@@ -31,8 +31,9 @@ def test_shares_equal_a_walk_through_all_tiles(tiles, programs, least):
     assert spans == walk and shares.busy_programs == 1 + max(w for w, _ in walk)
     for head in range(len(tiles)):
         assert list(shares.readers(head)) == [w for w, h in walk if h == head]
-    slots = [shares.part_index(w, head) for w, head in walk]
-    assert len(set(slots)) == len(slots) and max(slots) < shares.scratch_parts
+    # The kernels store program w's partial result for a head at index w + head of a buffer for programs + heads.
+    slots = {w + head for w, head in walk}
+    assert len(slots) == len(walk) and max(slots) < programs + len(tiles)
     assert [block.cost for block in shares.blocks()] == [
         sum(1 for t in range(shares.work) if t // shares.share == w) for w in range(shares.busy_programs)
     ]
