@@ -103,6 +103,7 @@ COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}
 INDENT = 0.26  # indentation per loop
 WRAP = {"words": 48, "numpy": 58, "triton": 80}
 TITLE, HEADING, FORMULAS, NOTES, WORDS, CODE = 76, 27, 27, 23, 20.5, 17.25  # points
+MAIN, LARGER = {"FA2.A1": (9, 10), "FA2.A2": (15,)}, 1.2  # the lines with larger letters, and how much larger they are
 # The distance from one line of text to the next, in units.
 LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}
 MONO = ["DejaVu Sans Mono", "monospace"]
@@ -125,14 +126,24 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     forward = algorithm.tag == "FA2.A1"
     _draw_tiles(ax, *((5.9, 3.1, 4.4) if forward else (6.5, 3.7, 2.95)), algorithm.tag)
     _draw_chip(ax, COLUMNS["triton"] + INSET, 2.15, algorithm.tag)
-    cells = [{name: cell_lines(row, name) for name in WRAP} | {"work": work_lines(row, algorithm.tag)} for row in rows]
-    tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
+    sizes = [LARGER if row.number in MAIN[algorithm.tag] else 1.0 for row in rows]
+    cells = [
+        {name: cell_lines(row, name, size) for name in WRAP} | {"work": work_lines(row, algorithm.tag)}
+        for row, size in zip(rows, sizes, strict=True)
+    ]
+    tall = [
+        size * max(LEADING[name] * len(lines) for name, lines in cell.items())
+        for cell, size in zip(cells, sizes, strict=True)
+    ]
     y = TOPS[algorithm.tag]
     gap = (SHEET[1] - FOOT - y - sum(tall)) / len(rows)
-    for row, cell, height in zip(rows, cells, tall, strict=True):
+    for row, cell, size, height in zip(rows, cells, sizes, tall, strict=True):
         _draw_loops(ax, row.depth, y, height + gap)
+        if size > 1:
+            left, fill = COLUMNS["words"] - 0.1 + INDENT * row.depth, style.tensor_fill(assigned_tensors(row.numpy)[0])
+            style.box(ax, left, y, SHEET[0] - 2 * MARGIN - left, height + gap, fill=fill, linewidth=0)
         style.box(ax, 0, y, SHEET[0] - 2 * MARGIN, 0.012, fill=style.tint(style.INK, 0.2), linewidth=0)
-        _draw_entry(ax, row, cell, y + (height + gap) / 2)
+        _draw_entry(ax, row, cell, y + (height + gap) / 2, size)
         y += height + gap
     _draw_foot(ax, algorithm.tag, address)
     for text in ax.texts:
@@ -392,15 +403,15 @@ def formulas(words: str) -> str:
     return "".join(p if p.startswith("$") else re.sub(either, formula, p) for p in parts)
 
 
-def cell_lines(row: Row, column: str) -> list[str]:
-    """Break a cell's text into lines that fit its column, but never inside a formula."""
+def cell_lines(row: Row, column: str, size: float) -> list[str]:
+    """Break a cell's text into lines that fit its column at this size of the letters, but never inside a formula."""
+    room = int(WRAP[column] / size)
     if column == "words":
         return [
-            formulas(line)
-            for line in break_lines(with_unbroken_formulas(row.words).split(" "), WRAP["words"] - 2 * row.depth)
+            formulas(line) for line in break_lines(with_unbroken_formulas(row.words).split(" "), room - 2 * row.depth)
         ]
-    lines = join_calls([part for line in getattr(row, column) for part in split_assignment(line, WRAP[column])])
-    return [part for line in lines for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
+    lines = join_calls([part for line in getattr(row, column) for part in split_assignment(line, room)])
+    return [part for line in lines for part in wrap(line, room, subsequent_indent=" " * 4)]
 
 
 def split_assignment(line: str, room: int) -> list[str]:
@@ -474,8 +485,8 @@ def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
     return list(tensor_of_hue.values())
 
 
-def _draw_entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
-    """Draw one line of the algorithm across all columns, centred at y = `middle`.
+def _draw_entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float, size: float) -> None:
+    """Draw one line of the algorithm across all columns, centred at y = `middle`, with letters `size` times as large.
 
     `cells` is {column: lines of text}. The line's number is drawn in the colours of the tensors that the line computes.
     """
@@ -483,12 +494,12 @@ def _draw_entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: f
     for k, tensor in enumerate(tensors):
         strip = (0.44 * k / len(tensors), middle - 0.15, 0.44 / len(tensors), 0.3)
         style.box(ax, *strip, fill=style.tensor_fill(tensor), linewidth=0)
-    ax.text(0.22, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
+    ax.text(0.22, middle, str(row.number), fontsize=size * WORDS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
-        mono = dict(family=MONO, fontsize=CODE) if name in ("numpy", "triton") else {}
+        mono = dict(family=MONO, fontsize=size * CODE) if name in ("numpy", "triton") else {}
         for k, line in enumerate(lines):
-            at = middle + LEADING[name] * (k - (len(lines) - 1) / 2)
+            at = middle + size * LEADING[name] * (k - (len(lines) - 1) / 2)
             indent = len(line) - len(line.lstrip(" "))
-            x = COLUMNS[name] + (INDENT * row.depth if name == "words" else indent * 0.602 * CODE / 72 * UNIT)
+            x = COLUMNS[name] + (INDENT * row.depth if name == "words" else indent * 0.602 * size * CODE / 72 * UNIT)
             words = line.lstrip().replace("$", r"\$") if mono else line
-            ax.text(x, at, words, va="center", **dict(fontsize=WORDS) | mono)
+            ax.text(x, at, words, va="center", **dict(fontsize=size * WORDS) | mono)

@@ -105,6 +105,22 @@ CARDS = {  # {chapter: (description of its picture, rows of tiles)}
     ),
 }
 
+LIVE_CARDS = {  # {interactive figure: (the question it answers, rows of tiles)}
+    "algorithm1": (
+        "What does each step of Algorithm 1 load, keep and store?",
+        ("..kkKKkk...", "Q.ttpp□□..O", "Q.ttpp□□..O", "q.□□□□□□..o", "q.□□□□□□..o"),
+    ),
+    "softmax": ("What does a larger score shrink?", ("pppp□□□□.→.O", "ttttpppp.→.O")),
+    "tiles": (
+        "What does one tile of scores cost, and does it fit on the chip?",
+        ("..kkkKKKkkk", "Q.□□□SSS□□□", "Q.□□□SSS□□□", "q.□□□□□□□□□"),
+    ),
+    "climb": ("What did each change gain?", (".......##", "....#.###", "...######", ".########")),
+    "timetable": ("When are SMs idle?", ("00000000", "111111//", "22222222", "3333////")),
+    "backward": ("When do workers meet in dQ?", ("0123→a", "......", "0000→a")),
+    "race": ("Why does the same input give other bits?", ("3102→a", "..≠...", "1320→a")),
+}
+
 
 def card_svg(name: str) -> str:
     """Return the picture of a card."""
@@ -120,26 +136,36 @@ def draw_card(rows: tuple[str, ...]) -> Figure:
         return figure
 
 
-def preview_png(chapter: Chapter) -> bytes:
+def chapter_preview(chapter: Chapter) -> bytes:
     """Return the picture shown when a chapter is shared: its number, title and question, and its card's tiles."""
+    kind = "Chapter" if chapter.number[0].isdigit() else "Appendix"
+    return preview_png(f"{kind} {chapter.number}", chapter.title, chapter.question, CARDS[chapter.name][1])
+
+
+def live_preview(name: str, title: str) -> bytes:
+    """Return the picture shown when the page of an interactive figure is shared."""
+    question, rows = LIVE_CARDS[name]
+    return preview_png("Interactive figure", title, question, rows)
+
+
+def preview_png(above: str, title: str, question: str, rows: tuple[str, ...]) -> bytes:
+    """Return a preview as PNG: a line above the title, the title and a question on the left, and tiles on the right."""
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=PREVIEW_INCHES, dpi=1200 / PREVIEW_INCHES[0])
-        rows = CARDS[chapter.name][1]
         ax = figure.add_axes(PREVIEW_PLACE)
         tall = ax.bbox.height / len(rows) / (ax.bbox.width / len(rows[0]))
         draw_tiles(ax, rows, min(max(tall, 1), TALLEST))
         look = dict(ha="left", va="top")
-        words = chapter.title.replace("-", "\u2011")  # FlashAttention-2 is not broken
-        title = figure.text(0.035, 0.82, max(words.split(), key=len), fontsize=17, fontweight="bold", **look)
-        while title.get_window_extent().width > 0.4 * figure.bbox.width:  # no word is broken
-            title.set_fontsize(title.get_fontsize() - 1)
-        title.set_text(words)
-        style.wrap_text(title, 0.4 * figure.bbox.width)
-        end = title.get_window_extent().y0 / figure.bbox.height
-        question = figure.text(0.035, end - 0.05, chapter.question, fontsize=10.5, linespacing=1.3, **look)
-        style.wrap_text(question, 0.4 * figure.bbox.width)
-        kind = "Chapter" if chapter.number[0].isdigit() else "Appendix"
-        figure.text(0.035, 0.94, f"{kind} {chapter.number}", fontsize=10.5, color=style.QUIET, **look)
+        words = title.replace("-", "\u2011")  # FlashAttention-2 is not broken
+        heading = figure.text(0.035, 0.82, max(words.split(), key=len), fontsize=17, fontweight="bold", **look)
+        while heading.get_window_extent().width > 0.4 * figure.bbox.width:  # no word is broken
+            heading.set_fontsize(heading.get_fontsize() - 1)
+        heading.set_text(words)
+        style.wrap_text(heading, 0.4 * figure.bbox.width)
+        end = heading.get_window_extent().y0 / figure.bbox.height
+        below = figure.text(0.035, end - 0.05, question, fontsize=10.5, linespacing=1.3, **look)
+        style.wrap_text(below, 0.4 * figure.bbox.width)
+        figure.text(0.035, 0.94, above, fontsize=10.5, color=style.QUIET, **look)
         figure.text(0.035, 0.05, "fa2_lab", fontsize=10, fontweight="bold", color=style.OURS)
         figure.text(0.965, 0.05, "FlashAttention-2, line by line", fontsize=10, color=style.QUIET, ha="right")
         canvas = FigureCanvasAgg(figure)

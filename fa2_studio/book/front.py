@@ -117,11 +117,13 @@ def part_html(title: str, numbers: str) -> str:
 
 
 def write_card_pictures(folder: Path) -> None:
-    """Write the picture of each chapter's card, and the picture that other sites show when the chapter is shared."""
+    """Write the picture of each chapter's card, and the pictures that other sites show when a page is shared."""
     folder.mkdir(exist_ok=True)
     for chapter in written():
         files.write(folder / f"{chapter.name}.svg", cards.card_svg(chapter.name))
-        files.write(folder / f"{chapter.name}.png", cards.preview_png(chapter))
+        files.write(folder / f"{chapter.name}.png", cards.chapter_preview(chapter))
+    for name in live.STILLS:
+        files.write(folder / f"{name}.png", cards.live_preview(name, live.page_texts(name)[0]))
 
 
 def card_html(chapter: Chapter) -> str:

@@ -1,9 +1,8 @@
 """Make the moving climb for the README and the site, and the data of the interactive figures.
 
 Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes the files for sharing: a GIF of
-each moving picture, the card shown in link previews, and a still of each interactive figure for links to its page. If
-the environment variable SITE is set, the card contains the site's address. The README's pictures of the interactive
-Algorithm 1 are also renewed.
+each moving picture and the card shown in link previews. If the environment variable SITE is set, the card contains the
+site's address. The README's pictures of the interactive Algorithm 1 are also renewed.
 """
 
 import base64
@@ -40,15 +39,6 @@ body{{height:100vh;padding:14px;border:1.5px solid {};border-radius:14px;overflo
 STACKED = """.title{font-size:18px;margin:0 0 8px}:is(header,.settings,.refused,.legend,.meter,.speed){display:none}
 .algorithm{padding:0;margin:0}.say{min-height:0}"""  # on a phone
 PAGES = {"light": ("#fff", "#d9dce0"), "dark": ("#0d1117", "#343b44")}  # {theme: colours of the page and of the edge}
-SHARED = {  # {interactive figure: (its settings, the window's width)} in link previews
-    "algorithm1": ("step=54&theme=light&deck", 980),
-    "softmax": ("step=5&theme=light", 1000),
-    "tiles": ("theme=light", 1200),
-    "climb": ("shape=full128&theme=light", 1200),
-    "timetable": ("theme=light", 1000),
-    "backward": ("theme=light", 1000),
-    "race": ("theme=light", 1000),
-}
 FRAME, FIRST = 0.08, 1.4  # duration in seconds of a GIF frame, and of the result shown first
 HERO_SECONDS = 16.5  # the length of README's first moving picture
 LAST_TILE = 12.7  # the second at which it shows the last tile of scores, filled
@@ -133,13 +123,6 @@ def readme_step(browser: str, theme: str, size: tuple[int, int], looks: str = ""
     return with_palette(screenshot(browser, page, size, 2, *SETTLED))
 
 
-def shared_still(browser: str, name: str) -> bytes:
-    """Return an interactive figure as PNG, for previews of links to its page."""
-    settings, width = SHARED[name]
-    page = live.page(name, settings)
-    return with_palette(screenshot(browser, page, (width, width * H // W), W / width, *SETTLED).resize((W, H)))
-
-
 def animated_gif(browser: str, svg: str, whole: float, size: float) -> bytes:
     """Return a whole loop of `whole` seconds as a GIF, scaled by `size`. Pillow merges equal frames into a longer one.
 
@@ -178,10 +161,8 @@ def main(folder: Path = ROOT / "figures") -> None:
         print(write(folder / f"{CARD}.png", still_of(browser, preview_card())))
         for theme in PAGES:
             print(write(folder / f"{PIECE}_{theme}.png", readme_step(browser, theme, (980, 470))))
-            narrow = readme_step(browser, theme, (390, 728), STACKED)
+            narrow = readme_step(browser, theme, (390, 744), STACKED)
             print(write(folder / PHONE / f"{PIECE}_{theme}.png", narrow))
-        for name in SHARED:
-            print(write(folder / "live" / f"{name}.png", shared_still(browser, name)))
         hero, seconds = (folder / f"{HERO}.svg").read_text(encoding="utf-8"), climb_loop.loop_seconds()
         print(write(folder / f"{HERO}.gif", animated_gif(browser, hero, HERO_SECONDS, 1)))
         print(write(folder / f"{LOOP}.gif", animated_gif(browser, made[f"{LOOP}.svg"], seconds, 2 / 3)))

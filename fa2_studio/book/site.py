@@ -89,7 +89,7 @@ def render_site(folder: Path) -> Path:
     for piece in (folder / "figures" / "live").glob("*.html"):
         html = piece.read_text(encoding="utf-8")
         title, words, _ = live.page_texts(piece.stem)
-        tags = preview_tags(title, "../../", f"live/{piece.stem}.png", words)
+        tags = preview_tags(title, "../../", f"{front.CARD_FOLDER}/{piece.stem}.png", words)
         files.write(piece, html.replace("</head>", f"{tags}</head>", 1))
     return folder / "index.html"
 
