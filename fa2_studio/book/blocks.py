@@ -20,11 +20,11 @@ from pygments.lexers import PythonLexer
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS
 
-ROWS, LETTERS = 15.5, 64  # number of lines of text on a slide, and number of letters per line
-FULL, WIDE = 17, 70  # the same limits for code, whose lines are closer together
+ROWS, LETTERS = 14.8, 64  # number of lines of text on a slide, and number of letters per line
+FULL, WIDE = 16, 70  # the same limits for code, whose lines are closer together
 # The most lines of a cell shown whole on a slide, and the most letters of a line that keeps its comment.
 SHORT, NOTED = 11, 60
-SCALES = (1.0, 0.84, 0.72)  # sizes of the letters in a table; it has the largest with which it fits on a slide
+SCALES = (1.0, 0.84)  # sizes of the letters in a table; it has the largest with which it fits on a slide
 MAX_PRINTED = 84  # longest printed line that is not wrapped; at this length, its letters are at least 24 pixels high
 # Letters per line of text and of code beside a picture, and letters per table row.
 COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74
@@ -39,7 +39,7 @@ KNOWN_NAMES = {*dir(builtins), "np", "torch", "tl", "triton", "math", "device"} 
 SIGNATURE = re.compile(r"def \w+\([^()]*\)", re.DOTALL)
 LONG_DOCSTRING = re.compile(r'^ +"""[^"]*\n[^"]*"""\n', re.MULTILINE)
 STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
-BREAK = re.compile(r"(?<=,) | (?=(?:if|else|for|and|or) )|(?<=[(\[{])(?!$)")
+BREAK = re.compile(r"(?<=,) | (?<= )(?=(?:if|else|for|and|or|[-+]) )|(?<=[(\[{])(?!$)")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
 DARK_COLOURS = HtmlFormatter(style="a11y-high-contrast-dark")
 FLAG = re.compile(r"((?<![^\s>])[^\s<>]*-[^\s<>]{0,20}(?![^\s<]))")  # a word of a command that has a hyphen
@@ -287,6 +287,9 @@ def listing_to_html(code: str, python: bool = True, printed: str = "") -> list[s
     tall = len(lines) > FULL
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > NOTED else line for line in lines]
     kept = [line for line, whole in zip(kept, lines, strict=True) if line.strip("+- ") or not whole.strip("+- ")]
+    for n in reversed(range(len(kept) - 1 if python else 0)):  # a line that has to be wrapped is wrapped as a whole
+        if len(kept[n]) > WIDE and open_brackets(kept[n : n + 1]) > 0:
+            kept[n : n + 2] = [f"{kept[n]}{' ' * kept[n].endswith(',')}{kept[n + 1].lstrip()}"]
     ways = (
         wrap_code(line, open_brackets(kept[:n])) if python else wrap_words(line, MAX_PRINTED)
         for n, line in enumerate(kept)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import nbformat
 
-from fa2_lab.plots.live import page
+from fa2_lab.plots.live import page, page_texts
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PHONE
 from fa2_studio.book import blocks, cards, panels
@@ -42,6 +42,10 @@ LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ", "What comes next?")  # 
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
 MEASURED = re.compile(r"[^.]*\b(?:NVIDIA|Model of) .*")  # the end of a caption, which states how something was measured
+UNCLEAR = re.compile(  # the beginning of a sentence that needs the one before it
+    r"(?:So|Its?|This|That|These|Those|They|Their|But|And|Or|Both|Then|Thus|Here|Now|However|Instead|Otherwise|Therefore|"
+    r"Each of them|The same|The others?)\b"
+)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -51,7 +55,7 @@ class Beat(NamedTuple):
     text: str = ""  # what the lecturer says
     seen: tuple[str, ...] = ()  # what the audience sees, as HTML blocks that are never split
     kind: str = ""  # "asks", "answers", "live" or "picture"
-    name: str = ""  # name of a picture in figures/, names defined by a listing, or a shortened question
+    name: str = ""  # name of a picture in figures/, names defined by a listing, a shortened question, or a live title
 
 
 class Slide(NamedTuple):
@@ -62,9 +66,10 @@ class Slide(NamedTuple):
     words: tuple[str, ...]
     notes: str
     seen: str = ""
-    name: str = ""  # name of the picture, if the slide shows all of it
+    name: str = ""  # name of the picture, if the slide shows all of it, or the title of the interactive figure
     layout: str = ""  # "two" for two columns, or "over" for words over a picture
     message: str = ""  # the headline of a picture that is alone on its slide
+    part: str = ""  # the section's heading, if the slide has one of its own
 
 
 def write_decks(folder: Path) -> list[Path]:
@@ -72,7 +77,8 @@ def write_decks(folder: Path) -> list[Path]:
     files.check_writable(folder, "book --slides")
     folder.mkdir(parents=True, exist_ok=True)
     night = f"@media screen and (prefers-color-scheme: dark) {{\n{blocks.DARK_COLOURS.get_style_defs('pre')}\n}}"
-    code = f"{blocks.COLOURS.get_style_defs('pre')}\n{night}\nbody pre {{ background: var(--ground); }}\n"
+    own = "body pre { background: var(--ground); line-height: 1.12; }"
+    code = f"{blocks.COLOURS.get_style_defs('pre')}\n{night}\n{own}\n"
     looks = (LOOKS_FOLDER / "slides.css").read_text(encoding="utf-8") + code
     script = (LOOKS_FOLDER / "slides.js").read_text(encoding="utf-8")
     browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], card_pictures()
@@ -110,10 +116,12 @@ def deck_slides(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str
             part = title.split()[1] if title.startswith("Part ") else part
             now = not chapters[chapter.number] or part in chapters[chapter.number].split() or title == "Recap"
             if now and not title.startswith(LEFT_OUT):
-                shown = [*opening, *slides_of_section(title, drop_beats(beats))]
+                heading = blocks.MARKDOWN.renderInline(title)
+                shown = [*opening, *slides_of_section(heading, drop_beats(beats))]
                 opening = shown if opens and not any(beat.seen for beat in beats) else []
                 if not opening:
-                    yield from section_html(repeat_pictures(place_pictures(merge_short_slides(shown))))
+                    placed = give_own_headings(place_pictures(merge_short_slides(shown)))
+                    yield from map(slide_html, repeat_pictures(placed))
 
 
 def title_slide(chapter: Chapter, image: str) -> str:
@@ -138,10 +146,12 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat],
                 before, level = level, part.split()[0]
                 if title:
                     yield title, beats, before < level
-                (title, _, part), beats = part.lstrip("# ").partition("\n"), []
+                (title, _, part), beats, asked = part.lstrip("# ").partition("\n"), [], ""
             for beat in beats_of_markdown(part) if title else ():
                 if beat.kind == "asks":
                     asked, options = beat.name, beat.seen[-1] if "class=choice" in beat.seen[-1] else ""
+                elif beat.kind == "answers" and not asked:  # its question is only asked in passing
+                    beat = Beat("\n\n".join([*beat.seen, beat.text]))
                 elif beat.kind == "answers" and options:
                     beat, options = beat._replace(seen=blocks.mark_right_option(beat.seen, options)), ""
                 elif beat.kind == "answers" and beat.seen[0].startswith("<pre"):  # a solution repeats its task
@@ -228,7 +238,7 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
         frame = f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>'
         static = re.sub("</?a[^>]*>", "", still[1]) if still else ""  # a handout has no links to files
         frame += f"<div class=still>{panels.static_svg(static)}</div>"
-        return [Beat(seen=(frame,), kind="live")]
+        return [Beat(seen=(frame,), kind="live", name=page_texts(name)[0])]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = figures_by_description().get(unescape(picture[1]))
@@ -273,7 +283,8 @@ def slides_of_section(title: str, beats: list[Beat]) -> Iterator[Slide]:
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]
-        most = 60 if sum(map(block_height, here.seen)) > 9 else 100
+        beside = here.kind == "picture" and here.name and "two" in panels.layouts_with_text(here.name)
+        most = 60 if sum(map(block_height, here.seen)) > 9 else 100 + 80 * (beside or not here.seen)
         shown = {text: blocks.sentence_about(here.name.split(), text, most, last=bare) for text in said if text}
         rest = [shown[text][1] if text in shown else text for text in [here.text, *words]]
         notes = markdown_to_html("\n\n".join(filter(None, rest)))
@@ -294,24 +305,26 @@ def is_announced(beats: list[Beat], n: int) -> bool:
 
 def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
     """Yield the slides needed for a beat's blocks. The paragraphs `beside` are on the first slide if they fit."""
-    if beat.kind in ("picture", "live"):
+    if beat.kind == "live":
+        yield Slide(title, "live", (), notes, beat.seen[0], beat.name)
+        return
+    if beat.kind == "picture":
         name = beat.name if len(beat.seen) == 1 else ""
         layouts = panels.layouts_with_text(beat.name) if beside else [""] * len(beat.seen)
         message = panels.figure_headline(beat.name) if beat.name else ""
         for n, (seen, layout) in enumerate(zip(beat.seen, layouts, strict=True)):
-            kind = "more" if n and beat.kind == "picture" else beat.kind
             words = tuple(beside) if layout else ()
-            yield Slide(title, kind, words, "" if n else notes, seen, name, layout, message)
+            yield Slide(title, "more" if n else "picture", words, "" if n else notes, seen, name, layout, message)
         return
     # Code stays together with its output.
     first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]
-    fits = sum(map(block_height, [*beside, *first])) <= rows_left_by(*first[-1:])
+    fits = sum(map(block_height, [*beside, *first])) <= ROWS
     notes = notes if fits else "".join(beside) + notes
     pages: list[list[str]] = [[]]
     for block in [*(beside if fits else []), *beat.seen]:
-        if pages[-1] and sum(map(block_height, pages[-1])) + block_height(block) > rows_left_by(block):
+        if pages[-1] and sum(map(block_height, pages[-1])) + block_height(block) > ROWS:
             last = pages[-1][-1]
-            code = "class=printed" in block and block_height(last) + block_height(block) <= rows_left_by(block)
+            code = "class=printed" in block and block_height(last) + block_height(block) <= ROWS
             with_it = len(pages[-1]) > 1 and (code or last.endswith(":</p>\n") or "class=choice" in block)
             pages.append([pages[-1].pop()] if with_it else [])
         pages[-1].append(block)
@@ -322,11 +335,6 @@ def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Ite
     for n, page_ in enumerate(pages[pages[0] == [beat.name] :]):
         said = ([beat.name] if beat.kind else beside) if n and page_[0].startswith("<pre") else []
         yield Slide(title, beat.kind, (*filter(None, said), *page_), "" if n else notes)
-
-
-def rows_left_by(block: str = "") -> float:
-    """Return the rows available on a slide that ends with this block: code adds 1.1, and printed output adds 1.5."""
-    return ROWS + 1.1 * block.startswith("<pre") + 0.4 * ("class=printed" in block)
 
 
 def merge_short_slides(shown: list[Slide]) -> list[Slide]:
@@ -349,7 +357,7 @@ def merge_short_slides(shown: list[Slide]) -> list[Slide]:
 def place_pictures(shown: list[Slide]) -> list[Slide]:
     """Return a section's slides with each picture before a listing, and together with the preceding or following words.
 
-    A picture is never moved to the slide of a preceding question, because it may be the answer.
+    A question and its answer have no picture, so that both have the same layout.
     """
     for n in range(len(shown) - 1):
         if not shown[n].kind and shown[n + 1].kind in ("picture", "more") and any(map(blocks.is_code, shown[n].words)):
@@ -357,9 +365,9 @@ def place_pictures(shown: list[Slide]) -> list[Slide]:
     out: list[Slide] = []
     for now in shown:
         last = out[-1] if out else None
-        if last and now.kind == "picture" and last.kind in ("", "answers") and (both := add_picture(last, now)):
+        if last and now.kind == "picture" and not last.kind and (both := add_picture(last, now)):
             out[-1] = both._replace(notes=last.notes + now.notes)
-        elif last and last.kind == "picture" and now.kind in ("", "asks") and (both := add_picture(now, last)):
+        elif last and last.kind == "picture" and not now.kind and (both := add_picture(now, last)):
             out[-1] = both._replace(notes=last.notes + now.notes)
         else:
             out.append(now)
@@ -370,8 +378,8 @@ def repeat_pictures(shown: list[Slide]) -> list[Slide]:
     """Return a section's slides, in which text-only slides repeat the previous picture."""
     out = list(shown)
     for n, now in enumerate(out):
-        before = [other for other in shown[:n] if other.name]
-        if before and not now.seen:
+        before = [other for other in shown[:n] if other.name and other.kind != "live"]
+        if before and not now.seen and not now.kind:
             out[n] = add_picture(now, before[-1], once_more=True) or now
     return out
 
@@ -398,13 +406,76 @@ def add_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide 
     return None
 
 
-def section_html(shown: list[Slide]) -> Iterator[str]:
-    """Yield a section's slides as HTML. Except in print, a picture's headline becomes the title of its slide."""
+def give_own_headings(shown: list[Slide]) -> list[Slide]:
+    """Return a section's slides with headings of their own, and each answer in the layout of its question.
+
+    The first slide has the section's heading. A further slide has its question or its first sentence as its heading,
+    or else a number beside the section's heading.
+    """
+    out, used = list[Slide](), list[str]()
     for now in shown:
-        title = "Answer: " * (now.kind == "answers") + blocks.MARKDOWN.renderInline(now.title)
-        head = f"<h2><i>{title}</i><b>{escape(now.message) or title}</b></h2>"
-        figure = f"<figure>{now.seen}</figure>" if now.seen else ""
-        inside = f"<div>{''.join(now.words)}</div>{figure}" if now.words else figure
-        if now.layout:
-            inside = f"<div class={now.layout}>{inside}</div>"
-        yield f'<section class="{now.kind}">{head}{inside}<aside>{now.notes}</aside></section>'
+        if now.kind == "answers":
+            out += answer_in_place(out[-1], now)
+        elif now.message:
+            out.append(now._replace(part=now.title))
+        else:
+            own = now._replace(title=now.name) if now.kind == "live" and now.name else lift_heading(now)
+            if now.title not in used or not own:
+                used.append(now.title)
+                times = used.count(now.title)
+                own = now._replace(title=f"{now.title} <small>{times}</small>") if times > 1 else now
+            out.append(own._replace(part=now.title * (own.title != now.title)))
+    return out
+
+
+def lift_heading(now: Slide) -> Slide | None:
+    """Return a slide whose heading is its question or its first sentence, or None if neither is suitable."""
+    n, block = next(((n, x) for n, x in enumerate(now.words) if "class=task" in x), (0, "".join(now.words[:1])))
+    if not (paragraph := re.fullmatch(r"<p>(<b class=task>\w+</b>|)\s*(.*)</p>\s*", block, re.DOTALL)):
+        return None
+    said = re.split(r"(?<=[.?!])\s+(?=[A-Z(<])", paragraph[2])
+    at = next((k for k, text in enumerate(said) if text.endswith("?")), 0)
+    claim, rest = said.pop(at), " ".join(said)
+    plain = re.sub("<[^>]*>", "", claim)
+    whole = claim[-1] in ".?!" and len(re.findall("<[a-z]", claim)) == len(re.findall("</", claim))
+    alone = not rest and (paragraph[1] or not now.words[1:])
+    if alone or not whole or len(plain) > 100 or UNCLEAR.match(plain):
+        return None
+    words = [*now.words[:n], *([f"<p>{paragraph[1]} {rest}</p>"] if rest else []), *now.words[n + 1 :]]
+    return now._replace(title=claim.removesuffix("."), words=tuple(words))
+
+
+def answer_in_place(question: Slide, answer: Slide) -> Iterator[Slide]:
+    """Yield an answer's slides: the first repeats its question's slide, with the answer in the space left free there.
+
+    What does not fit there follows on a slide of its own, or in the notes if it is only a comment on what did fit.
+    """
+    answer = answer._replace(title=question.title, part=question.part)
+    further = answer._replace(title=f"{question.title} <small>continued</small>")
+    if question.kind != "asks":
+        yield further
+        return
+    marked = answer.words[:1] if "<li class=" in answer.words[0] else ()
+    own = [block for block in answer.words[len(marked) :] if "class=asked" not in block]
+    asked = question.words[: len(question.words) - (bool(marked) or own[0].startswith("<pre"))]
+    high = sum(map(block_height, [*asked, *marked]))
+    here = [block for n, block in enumerate(own) if high + sum(map(block_height, own[: n + 1])) <= ROWS]
+    if here or marked:
+        left = tuple(own[len(here) :])
+        said = "".join(left) if here and not any(map(blocks.is_dense, left)) else ""
+        words = (f"<div class='asked again'>{''.join(asked)}</div>", *marked, *here)
+        yield answer._replace(words=words, notes=said + answer.notes)
+        answer = further._replace(words=() if said else left, notes="")
+    if answer.words:
+        yield answer
+
+
+def slide_html(now: Slide) -> str:
+    """Return a slide as HTML. Except in print, a picture's headline becomes the title of its slide."""
+    head = f"<h2><i>{'Answer: ' * (now.kind == 'answers')}{now.title}</i><b>{escape(now.message) or now.title}</b></h2>"
+    figure = f"<figure>{now.seen}</figure>" if now.seen else ""
+    inside = f"<div>{''.join(now.words)}</div>{figure}" if now.words else figure
+    if now.layout:
+        inside = f"<div class={now.layout}>{inside}</div>"
+    part = re.sub("<[^>]*>", "", now.part)
+    return f'<section class="{now.kind}" data-part="{part}">{head}{inside}<aside>{now.notes}</aside></section>'

@@ -225,15 +225,66 @@ def test_site_pages_have_no_overflow_or_console_errors_in_a_browser(folder, page
 
 def test_table_is_split_only_if_small_letters_do_not_make_room():
     row = "| Q | the consumer of these rows, once for each stage | the tiles of K and V may be overwritten |"
-    parts = [blocks.table_to_html("\n".join([row, "| --- | --- | --- |", *[row] * rows])) for rows in (8, 20)]
+    parts = [blocks.table_to_html("\n".join([row, "| --- | --- | --- |", *[row] * rows])) for rows in (6, 20)]
     assert [len(tables) for tables in parts] == [1, 3]
     assert all(blocks.block_height(table) <= blocks.ROWS for tables in parts for table in tables)
 
 
-def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
-    assert command.main(["book", "--slides", str(tmp_path)]) == 0
-    decks = sorted(tmp_path.glob("*.html"))
+@pytest.fixture(scope="module")
+def decks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slides")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slides, "BROWSERS", ())  # the handouts take long
+        assert command.main(["book", "--slides", str(folder)]) == 0
+    return sorted(folder.glob("*.html"))
+
+
+MEASURE = """<script>
+const measured = all.map((slide, n) => {
+  go(n);
+  const top = (element) => Math.round(element.getBoundingClientRect().top);
+  const first = slide.querySelector("figure, div :is(p, ul, ol, pre, table)");
+  return {
+    kind: slide.classList[0],
+    heading: slide.querySelector("h1, h2 b").textContent,
+    choices: [...slide.querySelectorAll(".choice")].map(top),
+    top: slide.matches(".first, .live") ? null : top(first),
+    over: slide.scrollHeight - innerHeight,
+  };
+});
+document.body.textContent = JSON.stringify(measured);
+</script>"""
+
+
+def test_answers_leave_the_choices_in_place_and_slides_fit_in_a_browser(decks, tmp_path):
+    browser = next(filter(None, map(shutil.which, slides.BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium here")
+    for deck in decks:
+        page = tmp_path / deck.name
+        page.write_text(deck.read_text(encoding="utf-8") + MEASURE, encoding="utf-8")
+        call = [
+            browser,
+            *BROWSER_OPTIONS,
+            "--window-size=1280,720",
+            f"--user-data-dir={tmp_path}/profile",
+            "--dump-dom",
+        ]
+        done = subprocess.run([*call, page.as_uri()], capture_output=True, text=True, timeout=120)
+        if not done.stdout:
+            pytest.skip("the browser does not start here")
+        shown = json.loads(unescape(re.search(r"<body[^>]*>(\[.*\])", done.stdout, re.DOTALL)[1]))
+        tops = {slide["top"] for slide in shown} - {None}
+        assert max(tops) - min(tops) <= 4, (deck.name, "all slides start at the same height")
+        for n, slide in enumerate(shown):
+            assert slide["over"] <= 0, (deck.name, n + 1, "a slide is not cut")
+            if slide["kind"] == "asks" and shown[n + 1]["kind"] == "answers":
+                assert slide["choices"] == shown[n + 1]["choices"], (deck.name, n + 1, "the choices stay in place")
+            headings = [other["heading"] for other in shown[n : n + 3]]
+            assert len(headings) < 3 or len(set(headings)) > 1, (deck.name, n + 1, "no heading is shown three times")
+
+
+def test_slides_are_self_contained_and_show_every_figure(decks):
     cells = [cell.source for chapter in written() for cell in read_notebook(chapter).cells]
     right_options = re.findall(r"<summary>Answer</summary>\s*\*\*(.*?)\.?\*\*", "\n".join(cells))
     right_options = {blocks.normalize_option(blocks.markdown_to_html(right)) for right in right_options}
@@ -244,14 +295,14 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
         ends = [(kind, "@media print{*{animation" not in svg) for kind, svg in moving]
         assert ends in ([], [("", False), (" class=paper", True)]), "in print, a moving picture shows its end"
         assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name
-        sections = re.findall(r'<section class="?(\w*)"?>(.*?)</section>', text, re.DOTALL)
+        sections = re.findall(r'<section class="?(\w*)[^>]*>(.*?)</section>', text, re.DOTALL)
         assert sum(kind != "answers" for kind, _ in sections) <= 45, "more than a lecture has time for"
         plain = [
-            re.sub(r"(?s)<h2>.*?</h2>|<div class=asked>.*?</div>|<ul>\s*<li class=\"choice.*?</ul>|<[^>]*>", "", html)
+            re.sub(r"(?s)<h2>.*?</h2>|<div class=.?asked.*?</div>|<ul>\s*<li class=\"choice.*?</ul>|<[^>]*>", "", html)
             for _, html in sections
         ]
         words = [re.sub(r"\W+", "", unescape(html)) for html in plain]
-        heads = re.findall(r'<section class="picture"><h2><i>(.*?)</i><b>(.*?)</b>', text)
+        heads = re.findall(r'<section class="picture"[^>]*><h2><i>(.*?)</i><b>(.*?)</b>', text)
         bare = [title for title, claim in heads if title == claim]
         assert len(bare) <= len(moving) // 2, "a picture's claim is its slide's headline, unless the picture moves"
         for n, (kind, _) in enumerate(sections):

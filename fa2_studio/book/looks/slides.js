@@ -4,28 +4,27 @@
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
 for (const [n, section] of all.entries()) {
-  const [title, part] = ["h2 b", "h2 i"].map((some) => section.querySelector(some)?.textContent);
-  section.dataset.part = title === part ? document.title : `${document.title} · ${part}`; // a picture's headline hides it
+  section.dataset.part = [document.title, section.dataset.part].filter(Boolean).join(" · ");
   section.dataset.number = `${n + 1} / ${all.length}`;
 }
 
-/** Letters have the largest size that fits. The largest sizes are for slides without a picture, and must leave a fifth of the
- * slide free. Lines of code are never broken, so their letters fit the longest. */
+/** Letters have the largest of three sizes that fits. A question has the size of its answer, so that nothing moves. Lines of
+ * code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
-  section.classList.remove("low");
-  const code = [...section.querySelectorAll("pre")];
-  const has = (some) => section.querySelector(some);
-  const most = has(".parts") ? 84 : has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : has("pre, table, li") ? 132 : 180; // a table of several slides has one size
-  for (const size of [180, 155, 132, 118, 100, 84, 72, 52].filter((step) => step <= most)) { // the smallest is for what never fits
-    section.style.fontSize = `${size}%`;
-    for (const pre of code) pre.style.fontSize = "1em";
-    const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
-    const room = Math.min(1, ...rooms.filter((_, n) => code[n].className !== "printed"));
-    for (const [n, pre] of code.entries()) pre.style.fontSize = `${Math.min(room, rooms[n])}em`; // a wide table's alone are smaller
-    if (!tall(section) && !wide(section) && (size < 132 || filled(section) < 0.8)) break;
+  const next = all[all.indexOf(section) + 1];
+  if (section.matches(".asks") && next?.querySelector(".again")) {
+    next.classList.add("now");
+    fit(next);
+    next.classList.remove("now");
+    return sized(section, next.style.fontSize);
   }
-  section.classList.toggle("low", filled(section) < 0.66); // then the words are in the middle
+  const has = (some) => section.querySelector(some);
+  const most = has(".parts") ? 84 : has("h1, .over, li:nth-child(4):not(.choice)") ? 100 : 132; // a table of several slides has one size
+  for (const size of [132, 100, 84, 72].filter((step) => step <= most)) { // the smallest is for what never fits
+    sized(section, `${size}%`);
+    if (!tall(section) && !wide(section)) break;
+  }
   const frame = section.querySelector("iframe");
   if (!frame) return;
   const { clientWidth, clientHeight } = frame.parentElement;
@@ -33,13 +32,19 @@ function fit(section) {
   const left = (clientWidth - frame.width * scale) / 2;
   frame.style = `transform: translate(${left}px) scale(${scale})`;
 }
+function sized(section, size) {
+  section.style.fontSize = size;
+  const code = [...section.querySelectorAll("pre")];
+  for (const pre of code) pre.style.fontSize = "1em";
+  const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
+  const room = Math.min(1, ...rooms.filter((_, n) => code[n].className !== "printed"));
+  for (const [n, pre] of code.entries()) pre.style.fontSize = `${Math.min(room, rooms[n])}em`; // a wide table's alone are smaller
+}
 const phone = matchMedia("(max-width: 600px)");
 function onPage() {
   for (const element of document.querySelectorAll("section, pre")) element.style.fontSize = "";
   for (const frame of document.querySelectorAll("iframe")) frame.style = "";
 }
-/** The share of the window above the end of the last block. */
-const filled = (section) => (section.querySelector("div")?.lastElementChild?.getBoundingClientRect().bottom ?? 0) / innerHeight;
 const tall = (section) => {
   const columns = [...section.querySelectorAll(".two > div")];
   return section.scrollHeight > innerHeight || columns.some((e) => e.scrollHeight > e.clientHeight + 1);
