@@ -281,9 +281,9 @@ def options_of(ring: RingCall, tile: ShardTile) -> Options:
 def backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dQ, dK, dV) of this rank's rows, in fp32.
+    """Return (dQ, dK, dV) for this rank's rows, in fp32.
 
-    O and L cover the keys of all ranks, so P = exp(S − L) and D = rowsum(dO ∘ O) are exact for the block of every rank.
+    O and L cover the keys of all ranks, so P = exp(S − L) and D = rowsum(dO ∘ O) are exact for every rank's block.
     """
     blocks = ring_steps(ring, k, v)
     own, own_kv = next(blocks)

@@ -56,7 +56,7 @@ def measured_rates(chip: Chip) -> dict[str, float]:
     return record.ceilings if record and chips.find(record.machine["gpu"]) == chip else {}
 
 
-# The work of a method -------------------------------------------------------------------------------------------
+# Work per method ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

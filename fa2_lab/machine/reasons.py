@@ -1,4 +1,4 @@
-"""The reason for each rung of the ladder: the limit of the previous rung, what the change removes, and a prediction."""
+"""The reason for each rung of the ladder: the limit of the previous rung, the cost that goes and a prediction."""
 
 from functools import cache
 from pathlib import Path

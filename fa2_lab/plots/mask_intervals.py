@@ -41,7 +41,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Draw the tiles of each mask by kind, with two lines that show where each row's range of keys begins and ends."""
+    """Draw the tiles of each mask, coloured by kind, with two lines at the first and the last key of each row."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.42) if style.is_narrow() else (2, 3, 0.12)

@@ -4,7 +4,7 @@ from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the time spans of the stages of K and V on an SM, and the jobs of the consumers.
+    """Return when each stage of K and V on an SM is in use, and the jobs of the consumers.
 
     The SM runs this rung's kernel on one row block of `tiles` tiles. Times are in clock cycles.
     """

@@ -4,7 +4,7 @@
     own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost), for settings of your own
 
-Methods are named as in rates.METHODS. Cost.limit(chip) returns the slowest unit and the seconds that it takes. If no
+Methods are named as in rates.METHODS. Cost.limit(chip) returns the slowest unit and its time in seconds. If no
 method is given, data() returns the measured ladder of chapter 10, with the DRAM traffic that the hardware counted.
 
 rooflines.py defines the rooflines in the chapters.

@@ -15,7 +15,7 @@ __all__ = ["data", "draw"]
 
 
 def data(picture_name: str = "forward") -> dict:
-    """Return the arguments of roofline.draw() for the roofline that PICTURES lists under this name."""
+    """Return the arguments to pass to roofline.draw() for the roofline that PICTURES lists under this name."""
     return PICTURES[picture_name]()
 
 
@@ -87,7 +87,7 @@ def one_pass() -> dict:
 
 
 def decode() -> dict:
-    """Return the roofline of decode with one query per K/V head, and with a group of four (chapter 14)."""
+    """Return the roofline for decode with one query per K/V head and with four (chapter 14)."""
     groups = {n: cost("decode", N=65536, N_q=n, heads=8, B_r=16) for n in (1, 4)}
     one, four = (method.flops / method.limit(chips.H200)[1] for method in groups.values())
     message = f"A group of four queries per key does {four / one:.0f} times the work for the same bytes."

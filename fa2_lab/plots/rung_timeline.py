@@ -47,7 +47,7 @@ def rung_costs(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> RungCo
     skipped = 0  # instructions in the loop that a thread does not execute in most tiles
     if number in (15, 16, 17, 18):  # a branch skips the mask: a selection per score, and a comparison per column
         skipped = (model.ROWS * keys + model.ROWS * keys // 2) // 128
-    elif number >= LETS_M_LAG:  # a branch skips the multiplications of o by α
+    elif number >= LETS_M_LAG:  # a branch skips multiplying o by α
         skipped = model.ROWS * d // 128
     return RungCosts(
         number,
@@ -256,9 +256,9 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 def draw(headline: str, explanation: str, panels: list[Mapping], unit: str, ratio: float, window: float) -> style.Drawn:
     """Draw a panel for each rung, with a strip for each unit, and a line for each warpgroup in each strip.
 
-    `headline` and `explanation` are sentences in the caption. `unit` is the unit to emphasise, or empty. `ratio` is a
-    marked box's duration on the previous rung divided by its duration on this rung. `window` is the number of clock
-    cycles to draw.
+    `headline` and `explanation` are sentences in the caption. `unit` is the unit to emphasise, or "". `ratio` is the
+    duration of the box marked in a panel on the previous rung divided by its duration on this rung. `window` is the
+    number of clock cycles to draw.
     """
     number = panels[-1]["number"]
     caption = (

@@ -92,7 +92,7 @@ MOVING = {  # {animated picture: how to change it}
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as a "
     "[GIF](climb_loop.gif).",
 }
-PHONE = "narrow"  # the subfolder for the versions of the pictures that are drawn for phones
+PHONE = "narrow"  # the subfolder for the phone versions of the pictures
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 

@@ -82,7 +82,7 @@ class KeyBounds(NamedTuple):
 
 @triton.jit
 def block_coord(t, T, batch_heads, l2_group):
-    """Return the t-th block's index within its head, and the index of this head. Each head has T blocks.
+    """Return the t-th block's index within its head, and that head's index. Each head has T blocks.
 
     `l2_group` heads are processed concurrently so that their K and V stay in L2. Within such a group, block 0 of every
     head precedes block 1 of any head.

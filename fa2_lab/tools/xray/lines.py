@@ -1,4 +1,4 @@
-"""Find the machine instructions of each source line, using the line numbers that Triton stores in its compiled code."""
+"""Find the machine instructions generated for each source line, using the line numbers in Triton's compiled code."""
 
 import re
 from collections import Counter
