@@ -133,11 +133,17 @@ def summary_lines(runs: list[Record], naming: Naming) -> list[str]:
 
 def outcome_lines(runs: list[Record]) -> list[str]:
     """Return a summary of how often `fa2_lab` is faster: a sentence, the picture of all ratios, and a table."""
-    message, losses, how = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 2)
+    data = ratio_plot.data()
+    message, how = ratio_plot.draw(**data)[0].get_label().split(". ", 1)
+    lowest: dict[str, float] = {}
+    for group, _, ratios in data["rows"]:
+        lowest[group] = min(lowest.get(group, 1.0), *ratio_plot.medians(ratios).values())
+    losses = [f"{ratio:.2f} in “{group}”" for group, ratio in lowest.items() if ratio < 1]
+    worst = f"Where `fa2_lab` loses, its lowest median ratio is {join_with_and(losses)}. " if losses else ""
     slow = f"On single problems, it is slower {SLOW_CASES}, as [a later table](#where-fa2_lab-is-slower) shows."
     lines = [*figure_speedup_rows(), *speedup_rows(load("paper"), load("sweep"))]
     table = details_fold(COUNTS_TITLE, [COUNTS_TEXT, "", *markdown_table(SPEEDUP_COLUMNS, lines)])
-    return [f"{losses}. {slow}", "", f"![{message}.](figures/ratios.svg)", "", how, "", *table]
+    return [worst + slow, "", f"![{message}.](figures/ratios.svg)", "", how, "", *table]
 
 
 def figure_speedup_rows() -> list[list[str]]:
