@@ -40,6 +40,7 @@ SIGNATURE = re.compile(r"def \w+\([^()]*\)", re.DOTALL)
 LONG_DOCSTRING = re.compile(r'^ +"""[^"]*\n[^"]*"""\n', re.MULTILINE)
 STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
 BREAK = re.compile(r"(?<=,) | (?<= )(?=(?:if|else|for|and|or|[-+]) )|(?<=[(\[{])(?!$)")
+OPERATOR = re.compile(r"(?<= )(?=[*/@] )")  # where a line is only broken if there is no other place
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
 DARK_COLOURS = HtmlFormatter(style="a11y-high-contrast-dark")
 FLAG = re.compile(r"((?<![^\s>])[^\s<>]*-[^\s<>]{0,20}(?![^\s<]))")  # a word of a command that has a hyphen
@@ -348,7 +349,8 @@ def wrap_code(line: str, depth: int = 0) -> list[str]:
     bare = STRING.sub(lambda string: "x" * len(string[0]), line)
     open_ = [depth + open_brackets([bare[:k]]) for k in range(WIDE)]
     least = max(indentation(line) + 8, WIDE // 3)
-    places = [(open_[x.start()], -x.start()) for x in re.finditer(BREAK, bare) if least < x.start() < WIDE - 1]
+    ways = ((x.start() for x in re.finditer(way, bare) if least < x.start() < WIDE - 1) for way in (BREAK, OPERATOR))
+    places = next(filter(None, ([(open_[at], -at) for at in way] for way in ways)), [])
     if places:
         at = -min(places)[1]
         after = " " * (indentation(line) + (8 if line.endswith(":") and not depth else 4 * (depth in (0, open_[at]))))

@@ -173,7 +173,7 @@ def drop_beats(beats: list[Beat]) -> list[Beat]:
     code = [beat for beat in plain if beat.seen[0].startswith("<pre") and beat not in tables]
     lists = [beat for beat in plain if beat.seen[0].startswith(("<ul", "<ol"))]
     others = any(beat.seen and beat not in code + lists for beat in beats)
-    short = [beat for beat in code if sum(map(block_height, beat.seen)) <= ROWS]
+    short = [beat for beat in code if max(map(block_height, beat.seen)) <= ROWS]
     kept = (short if others else short or code)[:1]
     left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else []) + tables[1:]
     left_out += outputs if len(printed) > len(outputs) else []
@@ -460,6 +460,8 @@ def answer_in_place(question: Slide, answer: Slide) -> Iterator[Slide]:
     asked = question.words[: len(question.words) - (bool(marked) or own[0].startswith("<pre"))]
     high = sum(map(block_height, [*asked, *marked]))
     here = [block for n, block in enumerate(own) if high + sum(map(block_height, own[: n + 1])) <= ROWS]
+    if here and blocks.is_code(here[-1]) and "class=printed" in "".join(own[len(here) :][:1]):
+        here.pop()  # code stays together with its output
     if here or marked:
         left = tuple(own[len(here) :])
         said = "".join(left) if here and not any(map(blocks.is_dense, left)) else ""
