@@ -54,11 +54,6 @@ function showOne() {
   mark($("which"), { shown });
 }
 
-// In the order of the page, so that the tab key does not jump: above the bar where the page is wide, else below the picture
-const wide = matchMedia("(min-width: 1000px)");
-wide.onchange = () => (wide.matches ? $("transport") : document.querySelector(".right")).before(form, $("refused"));
-wide.onchange();
-
 const transport = new Transport($("transport"), { draw, dwell, speeds: true });
 const stepOf = (board, t) => board.run[frames[t][boards.indexOf(board)]];
 
