@@ -47,7 +47,7 @@ def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
 
 @cache
 def combine(mistakes: tuple[str, ...]) -> str:
-    """Return the source of right() with these mistakes made, or "" if one of them edits code that another removes."""
+    """Return right()'s source with these mistakes introduced, or "" if one of them edits code that another removes."""
     source = combine(mistakes[:-1]) if mistakes else inspect.getsource(right)
     for old, new in CATALOGUE[mistakes[-1]].edits if mistakes else ():
         source = source.replace(old, new) if old in source else ""

@@ -331,7 +331,7 @@ def describe_elements(runs: list[Backward], output: str) -> str:
 
 
 def describe_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) -> str:
-    """Return a sentence if a gradient sums the rows of too few heads, or of wrong heads or batch entries, else "".
+    """Describe the error if a gradient sums the rows of too few heads, or of the wrong heads or batch entries, else "".
 
     `made` and `should` are boolean arrays: which heads each head of the gradient sums, and which it should sum. Their
     axes are (batch, heads) of the gradient, then (batch, heads) of the summed rows.

@@ -188,10 +188,13 @@ class Subject:
             if not any(y is None for y in x)
         }
         answer = Answer(case, outputs, max(2.0 ** -BITS[self.dtype], self.eps))
-        if is_past and case.q.shape[1] != case.k.shape[1] and not answer.fits(RIGHT, ("O",)):
+        own = ("O",) if self.gives_O else GRADIENTS
+        is_grouped = case.q.shape[1] != case.k.shape[1]
+        if is_past and is_grouped and not (all(x in outputs for x in own) and answer.fits(RIGHT, own)):
             self.no_groups = True
             raise NotExamined("it does not compute grouped heads, and writes past the end of its outputs instead")
-        self.happened |= {"writes-past-end"} if is_past else set()
+        if is_past and (self.gives_O or case.q.shape[2] == case.k.shape[2] or self.counts_keys()):
+            self.happened.add("writes-past-end")
         return answer
 
     def parts(self, case: AttentionCase) -> list[list[AttentionCase]]:

@@ -262,3 +262,16 @@ def test_rows_that_are_numbered_from_0_beside_a_cache_are_named():
 def test_l_of_rows_without_keys_is_checked_in_three_axes():
     report = examine(batched, quick=True, library="torch", given=dict(empty_L=-1e30))
     assert "(batch, N, d)" in report.how and "L-empty" in names(report)
+
+
+def test_a_backward_function_for_equal_lengths_is_right_with_a_remark():
+    def square(do, q, k, v):
+        p = scores(q, k[..., : q.shape[-2], :]).softmax(-1)
+        dP = do @ v[..., : q.shape[-2], :].mT
+        dS = p * (dP - (p * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        dk[..., : q.shape[-2], :], dv[..., : q.shape[-2], :] = dS.mT @ q, p.mT @ do
+        return dS @ k[..., : q.shape[-2], :], dk, dv
+
+    report = examine(square, quick=True, library="torch")
+    assert names(report) == ["lengths-silent"] and report.is_right

@@ -179,13 +179,22 @@ def test_sums_in_16_bits_are_a_mistake_unless_all_is_in_16_bits(coarse, name):
     assert names(report) == [name] and report.is_right == coarse
 
 
-def test_scores_in_16_bits_are_a_mistake_unless_the_weights_are_in_16_bits_as_well():
+def test_scores_in_16_bits_are_a_remark_unless_the_weights_are_in_16_bits_as_well():
     def mixed(q, k, v):
         S = (q @ k.mT).float() * q.shape[-1] ** -0.5
         return (S.softmax(-1) @ v.float()).to(q.dtype)
 
-    for function, says in ((mixed, ["scores-rounded"]), (plain_attention, [])):
-        assert names(examine(function, quick=True, library="torch")) == says, function
+    for function, says in ((mixed, ["scores-coarse"]), (plain_attention, [])):
+        report = examine(function, quick=True, library="torch")
+        assert names(report) == says and report.is_right, function
+
+
+def test_a_last_axis_taken_to_be_contiguous_is_a_remark():
+    def function(q, k, v):
+        return plain_attention(*(as_if_contiguous(x) if x.stride(-1) > 1 else x for x in (q, k, v)))
+
+    report = examine(function, quick=True, library="torch")
+    assert names(report) == ["last-axis-strided"] and report.is_right
 
 
 @pytest.mark.parametrize("is_kernel", [False, True])
