@@ -161,7 +161,7 @@ def main(folder: Path = ROOT / "figures") -> None:
         print(write(folder / f"{CARD}.png", still_of(browser, preview_card())))
         for theme in PAGES:
             print(write(folder / f"{PIECE}_{theme}.png", readme_step(browser, theme, (980, 470))))
-            narrow = readme_step(browser, theme, (390, 744), STACKED)
+            narrow = readme_step(browser, theme, (390, 760), STACKED)
             print(write(folder / PHONE / f"{PIECE}_{theme}.png", narrow))
         hero, seconds = (folder / f"{HERO}.svg").read_text(encoding="utf-8"), climb_loop.loop_seconds()
         print(write(folder / f"{HERO}.gif", animated_gif(browser, hero, HERO_SECONDS, 1)))
