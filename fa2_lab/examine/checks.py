@@ -185,9 +185,8 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
     not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.
     """
     some = [x for x in answers if x.case.group.startswith("empty") and x.fits(variant, ("O",))]
-    crossed = [x for x in answers if x.case.group == "cross" and "dQ" in x.outputs]
-    if not subject.gives_O and not any(x.fits(variant, GRADIENTS) for x in crossed):  # it is only for N_k = N_q
-        return
+    if not subject.gives_O and not any(x.case.group == "cross" and subject.is_right(x, variant) for x in answers):
+        return  # it is only for N_k = N_q
     for answer in [x for x in some if x.empty(variant).any()]:
         rows, case, found, bound = answer.empty(variant), answer.case, answer.outputs, answer.bound("O")
         got, mean = (x[rows] for x in (found["O"], answer.mean()))

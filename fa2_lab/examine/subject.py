@@ -21,7 +21,7 @@ from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import BITS, AttentionCase, paged, rounded
 from fa2_lab.examine.guards import FENCE, fenced, guard, time_limit
 from fa2_lab.examine.layouts import OF_OUTPUT, L_from_layout, axes, from_layout, to_layout
-from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer
+from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant
 
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
 NO_TIME = "there was no time left for them"
@@ -71,6 +71,11 @@ class Subject:
         """Return whether the function uses a Triton kernel, directly or through functions and classes of its module."""
         kinds = ("InterpretedFunction", "JITFunction", "Autotuner", "Heuristics")
         return any(type(x).__name__ in kinds for x in self.reached())
+
+    def is_right(self, answer: Answer, variant: Variant = RIGHT) -> bool:
+        """Return whether O is as in the variant, or the gradients, if the function returns only gradients."""
+        own = ("O",) if self.gives_O else GRADIENTS
+        return all(x in answer.outputs for x in own) and answer.fits(variant, own)
 
     def counts_keys(self) -> bool:
         """Return whether the function's source reads how many keys there are, as if it might not be N_q."""
@@ -188,9 +193,8 @@ class Subject:
             if not any(y is None for y in x)
         }
         answer = Answer(case, outputs, max(2.0 ** -BITS[self.dtype], self.eps))
-        own = ("O",) if self.gives_O else GRADIENTS
         is_grouped = case.q.shape[1] != case.k.shape[1]
-        if is_past and is_grouped and not (all(x in outputs for x in own) and answer.fits(RIGHT, own)):
+        if is_past and is_grouped and not self.is_right(answer):
             self.no_groups = True
             raise NotExamined("it does not compute grouped heads, and writes past the end of its outputs instead")
         if is_past and (self.gives_O or case.q.shape[2] == case.k.shape[2] or self.counts_keys()):
